@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_steering_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(STEERING_VARIABLES)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A `PYTRITON_HOME` short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        monkeypatch.setenv("PYTRITON_HOME", folder)
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pytriton.cli.bench import Level, as_table, draw_chart, make_inputs, measure, table_row
 from pytriton.decorators import model
-from pytriton.server.cli.bench import Level, as_table, draw_chart, make_inputs, measure, table_row
 from pytriton.triton import Triton
 from support.processes import CTRL_C, at_terminal
 from support.serving import local_config, running, short_home

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from pytriton.cli.app import app
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
-from pytriton.server.cli.app import app
 from pytriton.triton import Triton, TritonSecurityConfig
 from support import http as plain_http
 from support.processes import CTRL_C, at_terminal

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import tomli
 
-from pytriton.server.cli import main
-from pytriton.server.cli.checks.environment import describe_variables
+from pytriton.cli import main
+from pytriton.cli.checks.environment import describe_variables
 from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 from support.paths import ROOT
 from support.processes import is_running
@@ -192,7 +192,7 @@ def test_the_script_of_the_distribution() -> None:
 
 
 def test_the_command_brings_nothing_into_servers() -> None:
-    code = "import sys, pytriton.triton, pytriton.server.cli; print({'typer', 'rich'} & set(sys.modules))"
+    code = "import sys, pytriton.triton, pytriton.cli; print({'typer', 'rich'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.cli.config_file import read_config
+from pytriton.cli.config_file import read_config
 from support.paths import ROOT
 from support.serving import serve_command, short_home
 from support.waiting import PATIENCE_S

@@ -155,8 +155,8 @@ def test_json_for_what_collects_logs(folder: Path) -> None:
     # Its table of options is wider than a screen.
     assert {record["level"] for record in of_triton if record["message"].startswith(("|", "+-"))} == {"DEBUG"}
     [failed] = [record for record in records if "exception" in record]
-    assert failed["level"] == "WARNING"
-    assert failed["message"] == "model shout: the inference callable failed"
+    assert failed["level"] == "ERROR"
+    assert failed["message"] == "model shout: the inference callable failed, request without id"
     assert failed["exception"].startswith("Traceback (most recent call last):\n")
     assert failed["exception"].endswith("\nValueError: told to fail")
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,17 +21,31 @@ from support.waiting import eventually
 
 DEPLOY = ROOT / "deploy"
 APP = """
+import time
+from collections.abc import Iterator
+
 from pytriton.decorators import model
+from pytriton.model_config import DynamicBatcher, QueuePolicy
 
 @model(max_batch_size=4)
 def half(x: float) -> float:
     if x < 0:
         raise ValueError("too small")
     return x / 2
+
+@model
+def twice(x: float) -> Iterator[float]:
+    yield x
+    yield x
+
+@model(batcher=DynamicBatcher(default_queue_policy=QueuePolicy(max_queue_size=1)))
+def narrow(x: float) -> float:
+    time.sleep(0.05)
+    return x
 """
 RUNBOOK = ROOT / "docs" / "runbook.md"
 # Their samples have further names.
-HISTOGRAMS = {"pytriton_callable_seconds"}
+HISTOGRAMS = {"pytriton_callable_seconds", "pytriton_first_response_seconds"}
 # What Prometheus itself knows of what it scrapes.
 OWN = {"up"}
 _NAME = re.compile(r"\b(?:nv|pytriton|process)_[a-z_]+\b|\bup\b")
@@ -51,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFile]:
     app = tmp_path_factory.mktemp("app") / "app.py"
     app.write_text(APP)
     with short_home() as home:
-        server = ServedFile(app, home)
+        server = ServedFile(app, home, "--workers=1")
         with server.running():
             ask(server)
             yield server
@@ -60,6 +75,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFile]:
 def ask(server: ServedFile) -> None:
     assert call(server.url, "POST", "/v2/models/half/generate", {"x": 3.0})[0] == 200
     assert call(server.url, "POST", "/v2/models/half/generate", {"x": -1.0})[0] != 200
+    assert call(server.url, "POST", "/v2/models/twice/generate_stream", {"x": 1.0})[0] == 200
+
+
+def flood(server: ServedFile) -> int:
+    """Ask for more than a queue takes; return how many are refused."""
+
+    def ask_narrow(_: int) -> int:
+        return int(call(server.url, "POST", "/v2/models/narrow/generate", {"x": 1.0})[0])
+
+    with ThreadPoolExecutor(8) as callers:
+        return sum(status == 503 for status in callers.map(ask_narrow, range(8)))
 
 
 def test_every_metric_that_is_named_is_exported(server: ServedFile) -> None:
@@ -96,10 +122,12 @@ def test_prometheus_scrapes_it_and_knows_every_expression(server: ServedFile, tm
 
         for expression in expressions():
             eventually(lambda expression=expression: is_known(expression))  # type: ignore[misc]
-        assert len(all_rules(address)) == 6
+        assert len(all_rules(address)) == alerts().count("- alert: ")
         eventually(lambda: all(rule["health"] == "ok" for rule in all_rules(address)))
         # Half of the requests fail, and nothing else is wrong.
         eventually(lambda: firing(address) == {"PytritonErrors"})
+        # What a full queue refuses was once to be seen nowhere.
+        eventually(lambda: flood(server) and firing(address) == {"PytritonErrors", "PytritonRefusals"})
 
 
 def test_what_the_alerts_tell(tmp_path: Path) -> None:

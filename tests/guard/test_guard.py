@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import logging
@@ -10,6 +11,7 @@ import queue
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +19,10 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -99,11 +103,11 @@ POISONS: dict[str, tuple[bytes, int, str]] = {
         post(GENERATE, b'{"x":' + DEEP[:50_000], "Inference-Header-Content-Length: 0"), 400, "deeper than",
     ),
     "deep JSON that is no gzip": (post(GENERATE, DEEP[:50_000], "Content-Encoding: gzip"), 400, "deeper than"),
-    "deep JSON in gzip": (post(INFER, gzip.compress(DEEP), "Content-Encoding: gzip"), 500, "decompression"),
-    "deep JSON in deflate": (post(INFER, zlib.compress(DEEP), "Content-Encoding: deflate"), 500, "decompression"),
-    "tiny chunks": (CHUNKED + b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n", 500, "The document is empty"),
+    "deep JSON in gzip": (post(INFER, gzip.compress(DEEP), "Content-Encoding: gzip"), 400, "decompression"),
+    "deep JSON in deflate": (post(INFER, zlib.compress(DEEP), "Content-Encoding: deflate"), 400, "decompression"),
+    "tiny chunks": (CHUNKED + b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n", 400, "The document is empty"),
     "too many tiny chunks": (CHUNKED + b"1\r\n \r\n" * 600_000 + b"0\r\n\r\n", 413, "more than 65536 pieces"),
-    "a large form": (post(INFER, b"x" * 50_000_000, FORM), 500, "failed to parse the request JSON"),
+    "a large form": (post(INFER, b"x" * 50_000_000, FORM), 400, "failed to parse the request JSON"),
     "two lengths": (
         post(INFER, GOOD, "Content-Length: 2147483648"), 400, "more than one header 'Content-Length'",
     ),
@@ -208,6 +212,24 @@ def test_large_and_small_requests_of_many_connections_at_once() -> None:
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(run, [large, post(INFER, GOOD), packed] * 4))
         assert answers == [[200] * 20] * 12
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/same", "/nothing", INFER])
+def test_head_is_answered_without_a_body(guarded: Triton, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    request = f"HEAD {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+    with caplog.at_level(logging.WARNING), connect(guarded) as connection:
+        connection.sendall(request)
+        answer = b"".join(iter(partial(connection.recv, 65536), b""))
+    assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"\r\nAllow: GET, POST\r\n" in answer
+    # Behind another request it ends what is read, as a refusal does.
+    with connect(guarded) as connection:
+        connection.sendall(post(INFER, GOOD) + request)
+        assert read_answer(connection)[0] == 200
+        assert connection.recv(65536) == b""
+    assert "Refused" not in caplog.text
+    assert is_well(guarded)
 
 
 def test_a_hostile_request_behind_a_good_one_does_not_touch_its_answer(guarded: Triton) -> None:
@@ -350,7 +372,7 @@ def test_what_failed_compressed_requests_leave_behind_is_bounded() -> None:
     with started(guard) as triton:
         # Each of the server's eight threads tells of the last one only when it decompresses again.
         answers = [ask(triton, bad)[0] for _ in range(20)]
-        assert answers[:2] == [500, 500]
+        assert answers[:2] == [400, 400]
         assert answers[-1] == 503
         assert is_well(triton)
 
@@ -411,6 +433,103 @@ def test_a_preloaded_library_that_writes_does_not_hide_the_guard(
     assert "runs without the guard" not in caplog.text
 
 
+FORGED = "x\nE0101 00:00:00.000000 1 caller] forged\r\nE0101 00:00:00.000000 1 caller] forged\x1b[2J\u2028"
+
+
+def forging_bodies() -> Iterator[dict[str, Any]]:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    yield {"inputs": [{**tensor, "name": FORGED}]}
+    yield {"inputs": [{**tensor, "name": FORGED, "shape": [1, -1]}]}
+    yield {"inputs": [{**tensor, "datatype": FORGED}]}
+    yield {"inputs": [tensor], "outputs": [{"name": FORGED}] * 2}
+    yield {"inputs": [tensor], "id": FORGED, "parameters": {FORGED: FORGED}}
+    yield {"inputs": [{**tensor, "parameters": {"shared_memory_region": FORGED, "shared_memory_byte_size": 4}}]}
+
+
+def test_callers_write_no_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    config = dataclasses.replace(local_config(), log_verbose=1)
+    with caplog.at_level(logging.DEBUG, "pytriton.tritonserver"), started(config=config) as triton:
+        for body in forging_bodies():
+            # Refusals are told once a second.
+            assert ask(triton, post(INFER, json.dumps(body).encode()))[0] in (200, 400, 500)
+        for path in (f"/v2/models/{quote(FORGED)}", f"/v2/systemsharedmemory/region/{quote(FORGED)}/register"):
+            assert ask(triton, post(path, b"{}"))[0] >= 400
+        with tritonclient.grpc.InferenceServerClient((triton.grpc_url or "").removeprefix("grpc://")) as client:
+            for name, model in ((FORGED, "same"), ("x", FORGED)):
+                values = tritonclient.grpc.InferInput(name, [1, 1], "FP32")
+                values.set_data_from_numpy(np.ones((1, 1), np.float32))
+                with pytest.raises(tritonclient.grpc.InferenceServerException):
+                    client.infer(model, [values], request_id=FORGED)
+    texts = [record.getMessage() for record in caplog.records if record.name == "pytriton.tritonserver"]
+    assert any("forged" in text for text in texts)
+    assert [text for text in texts if text.startswith("forged") or "\x1b" in text] == []
+
+
+FORKS = """
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char done[4096];
+
+static void fork_and_close(int number) {
+  const pid_t child = number == SIGUSR1   ? fork()
+                      : number == SIGUSR2 ? vfork()
+                                          : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  if (child == 0) {
+    for (int fd = 3; fd < 1024; ++fd) close(fd);
+    _exit(0);
+  }
+  if (child > 0 && waitpid(child, NULL, 0) == child) close(creat(done, 0600));
+}
+
+__attribute__((constructor)) static void prepare(void) {
+  const char* path = getenv("FORKS_DONE");
+  if (path == NULL) return;
+  strncpy(done, path, sizeof(done) - 1);
+  struct sigaction action;
+  memset(&action, 0, sizeof(action));
+  action.sa_handler = fork_and_close;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &action, NULL);
+  sigaction(SIGUSR2, &action, NULL);
+  sigaction(SIGURG, &action, NULL);
+}
+"""
+
+
+def test_a_child_that_closes_its_descriptors_takes_nothing_from_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler on this machine")
+    source, library, done = (tmp_path / name for name in ("forks.c", "forks.so", "done"))
+    source.write_text(FORKS)
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=PATIENCE_S)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("FORKS_DONE", str(done))
+    with started() as triton:
+        monkeypatch.delenv("LD_PRELOAD")
+        with connect(triton) as kept, ModelClient(triton.grpc_url or "", "same") as client:
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
+                kept.sendall(post(INFER, GOOD))
+                assert read_answer(kept)[0] == 200
+                os.kill(server_pid(triton), number)
+                eventually(done.exists)
+                done.unlink()
+                kept.sendall(post(INFER, GOOD))
+                assert read_answer(kept)[0] == 200
+                assert is_well(triton)
+                client.infer_sample(np.ones(2, np.float32))
+                with ModelClient(triton.grpc_url or "", "same") as another:
+                    another.infer_sample(np.ones(2, np.float32))
+
+
 def failing(requests: Any) -> Iterator[Any]:
     yield same(requests)
     raise ValueError("not this one")
@@ -441,6 +560,8 @@ def test_a_stream_that_is_to_end_with_its_first_error_does_not_end_the_server() 
 def test_the_guard_can_be_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         with started(GuardConfig(enabled=False)) as triton:
+            # Triton's own status, which the guard corrects.
+            assert ask(triton, post(INFER, b"{"))[0] == 500
             assert guard_library_path().name not in Path(f"/proc/{server_pid(triton)}/maps").read_text()
         monkeypatch.setenv("PYTRITON_GUARD", "off")
         with started() as triton:

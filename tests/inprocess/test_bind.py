@@ -406,7 +406,8 @@ def test_a_response_has_the_label_of_its_largest_value(own_server: inprocess.Ser
     assert next(own_server.model("scores").infer(inputs={"x": [[5]]})).classification_label is None
 
 
-def test_queue_policies(own_server: inprocess.Server) -> None:
+@pytest.mark.parametrize("batching", [True, False])
+def test_queue_policies(own_server: inprocess.Server, batching: bool) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     def wait(requests: list[Request]) -> list[Any]:
@@ -415,8 +416,10 @@ def test_queue_policies(own_server: inprocess.Server) -> None:
         return [{"y": request["x"]} for request in requests]
 
     policy = QueuePolicy(max_queue_size=1)
-    config = ModelConfig(max_batch_size=1, batcher=DynamicBatcher(default_queue_policy=policy))
-    own_server.bind("short_queue", wait, X, Y, config=config)
+    config = ModelConfig(batching=batching, max_batch_size=1, batcher=DynamicBatcher(default_queue_policy=policy))
+    # With the batch axis, or with the same axes without batching.
+    tensors = (X, Y) if batching else ([Tensor((-1, -1), np.float32, "x")], [Tensor((-1, -1), np.float32, "y")])
+    own_server.bind("short_queue", wait, *tensors, config=config)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, own_server, "short_queue", 1)
         assert started.wait(PATIENCE_S)
@@ -426,6 +429,7 @@ def test_queue_policies(own_server: inprocess.Server) -> None:
         go_on.set()
         assert first.result(PATIENCE_S) == ([1], None)
         assert second.result(PATIENCE_S) == ([2], None)
+    own_server.unbind("short_queue")
 
 
 def test_priorities(own_server: inprocess.Server) -> None:

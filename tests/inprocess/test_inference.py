@@ -430,7 +430,17 @@ ROW = np.ones((1, 2), np.float32)
         ({"inputs": {}}, "model 'double', input 'x'", "expected a value"),
         ({"inputs": {"x": [[1], [2, 3]]}}, "model 'double', input 'x'", "lists of one shape"),
         ({"inputs": {"x": [[10**400]]}}, "model 'double', input 'x'", "expected values of FP32"),
-        ({"inputs": {"x": [[None]]}}, "model 'double', input 'x'", "expected values of FP32"),
+        *(
+            ({"inputs": {"x": value}}, "model 'double', input 'x'", "expected values of FP32, received")
+            for value in (
+                [[None]],
+                [[1, None]],
+                [[1, "a"]],
+                [[1.5, b"a"]],
+                np.array([[1, None]]),
+                np.array([["a", 1]], "O"),
+            )
+        ),
         ({"inputs": {"x": [["\ud800"]]}}, "model 'double', input 'x'", "UTF-8"),
         ({"inputs": {"x": None}}, "model 'double', input 'x'", "NoneType"),
         ({"inputs": {"x": object()}}, "model 'double', input 'x'", "object"),

@@ -9,11 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -21,7 +24,14 @@ import pytest
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
 from pytriton.model_config.common import ModelWarmup, WarmupInput
-from pytriton.triton import Triton, TritonBase, TritonLifecyclePolicy, TritonModelLoadError, VertextAILifecyclePolicy
+from pytriton.triton import (
+    Triton,
+    TritonBase,
+    TritonDescription,
+    TritonLifecyclePolicy,
+    TritonModelLoadError,
+    VertextAILifecyclePolicy,
+)
 from support.callables import X, Y, identity
 from support.load import under_load
 from support.serving import local_config, running, short_home
@@ -90,7 +100,8 @@ def test_as_in_a_notebook() -> None:
 def test_serve_again_after_stop() -> None:
     triton = Triton(config=local_config())
     triton.bind("m", identity, X, Y)
-    for options in ({}, {"monitoring_period_s": 0.05}, {"monitoring_period_sec": 0.05}):
+    periods: list[dict[str, Any]] = [{}, {"monitoring_period_s": 0.05}, {"monitoring_period_sec": 0.05}]
+    for options in periods:
         with ThreadPoolExecutor(1) as pool:
             serving = pool.submit(triton.serve, **options)
             eventually(triton.is_alive)
@@ -100,6 +111,37 @@ def test_serve_again_after_stop() -> None:
         assert not triton.is_alive()
     with pytest.raises(PyTritonBadParameterError, match="more than 0 seconds"):
         triton.serve(0)
+
+
+def test_what_is_beside_a_server_lives_as_long_as_it_serves() -> None:
+    triton = Triton(config=local_config(allow_metrics=True, metrics_port=0))
+    triton.bind("m", identity, X, Y)
+    entered: Queue[TritonDescription] = Queue()
+    left = threading.Event()
+
+    @contextlib.contextmanager
+    def beside() -> Iterator[None]:
+        entered.put(triton.describe())
+        try:
+            yield
+        finally:
+            left.set()
+
+    began = time.monotonic() - 3600
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(triton.serve, beside=beside, since=began)
+        found = entered.get(timeout=PATIENCE_S)
+        assert ask(found.urls["http"], "m") == 1
+        assert not left.is_set()
+        assert triton.stop()
+        serving.result(PATIENCE_S)
+    assert left.is_set()
+    assert found.is_running
+    assert found.start_s > 3600
+    assert [model.is_ready for model in found.models] == [True]
+    assert {"http", "grpc", "metrics"} == found.urls.keys()
+    assert [urlsplit(url).port for url in found.urls.values()] == list(found.ports)
+    assert not triton.describe().urls
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pytriton.model_config import DynamicBatcher, ModelConfig
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
 from pytriton.server.lifecycle import orphans
 from pytriton.server.lifecycle.orphans import OrphanedRequests
-from pytriton.triton import Triton
+from pytriton.triton import GuardConfig, Triton
 from support.callables import X, Y, identity
 from support.processes import stopped
 from support.serving import local_config, queued, running, server_pid, short_home
@@ -80,18 +80,19 @@ def infer(url: str | None, model: str, value: float) -> float:
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_stream_that_stays_open_holds_no_unbind(caplog: pytest.LogCaptureFixture) -> None:
-    triton = Triton(config=local_config())
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_stream_that_stays_open_holds_no_unbind(caplog: pytest.LogCaptureFixture, is_ours: bool) -> None:
+    triton = Triton(config=local_config(), guard=GuardConfig(grpc_front_end=is_ours))
     triton.bind("twice", twice, X, Y, config=ModelConfig(decoupled=True))
     with running(triton):
-        # Its first request keeps the model loaded, in Triton, for as long as it is open.
+        # Its first request keeps the model loaded, in Triton's own front end, for as long as it is open.
         with Stream(triton) as stream:
             stream.send("twice", 4.0)
             while not stream.next().final:
                 pass
             with caplog.at_level(logging.WARNING):
                 triton.unbind("twice", timeout_s=PATIENCE_S)
-            assert "of which all requests are answered" in caplog.text
+            assert ("of which all requests are answered" in caplog.text) is not is_ours
             # The name is free, whatever Triton holds of the other one.
             triton.bind("twice", identity, X, Y)
             assert infer(triton.http_url, "twice", 5.0) == 5.0

@@ -21,7 +21,6 @@ pytest.importorskip("jinja2")
 pytest.importorskip("openai")
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -34,6 +33,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.openai import application
 from pytriton.triton import Triton
 from support.language import CharacterModel, WordVectors
+from support.language.endpoints import Served, error_of
 from support.serving import local_config, running
 from support.waiting import PATIENCE_S, eventually
 
@@ -137,35 +137,6 @@ def add(a: float, b: float) -> float:
     return a + b
 
 
-class Served:
-    """The endpoints in a thread of this process."""
-
-    def __init__(self, server: Triton | FastAPI, **settings: Any) -> None:
-        app = server if isinstance(server, FastAPI) else application(server, **settings)
-        config = uvicorn.Config(app, port=0, log_level="warning")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run)
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        eventually(lambda: self._server.started)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
-
-    def client(self, **settings: Any) -> OpenAI:
-        return OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **settings})
-
-    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        content = body if isinstance(body, (str, bytes)) else json.dumps(body)
-        named = {"content-type": "application/json", **{name.replace("_", "-"): it for name, it in headers.items()}}
-        return httpx.post(f"{self.url}{path}", content=content, headers=named, timeout=PATIENCE_S)
-
-
 UNENDING = Unending()
 TEXT = Tensor(name="prompt", dtype=bytes, shape=(1,))
 
@@ -200,12 +171,6 @@ def client(served: Served) -> Iterator[OpenAI]:
 
 def expected(prompt: str, number: int = 40, temperature: float = 0.0, seed: int = 0) -> str:
     return "".join(CHARACTERS.continue_text(prompt, number, temperature, seed))
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return dict(error)
 
 
 def test_models_that_take_text_are_listed(client: OpenAI) -> None:
@@ -365,6 +330,8 @@ def test_what_a_model_does_not_declare_comes_as_parameters(served: Served) -> No
     parent = f"00-{'1' * 32}-{'2' * 16}-01"
     traced = served.post("/v1/completions", body, traceparent=parent).json()["choices"][0]["text"]
     assert json.loads(traced)["traceparent"] == parent
+    unsampled = served.post("/v1/completions", body, traceparent=parent[:-1] + "0").json()["choices"][0]["text"]
+    assert "traceparent" not in json.loads(unsampled)
     assert answer.json()["id"] == "cmpl-mine-1"
     # What could not be a line of a log gets another id.
     other = served.post("/v1/completions", body, x_request_id="two words")
@@ -419,7 +386,8 @@ def test_a_stream_that_fails_in_its_midst(client: OpenAI) -> None:
         ("completions", {"prompt": "x", "stop": ["a", ""]}, 400, "stop", "none of them empty"),
         ("completions", {"prompt": "x", "logprobs": 2}, 400, "logprobs", "not supported by model 'writer'"),
         ("completions", {"prompt": "x", "echo": True}, 400, "echo", "not supported"),
-        ("completions", {"prompt": "x", "colour": "red"}, 400, "colour", "max_tokens, seed, style, temperature"),
+        ("completions", {"prompt": "x", "suffix": "red"}, 400, "suffix", "max_tokens, seed, style, temperature"),
+        ("completions", {"prompt": "x", "colour": "red"}, 200, None, ""),
         ("completions", {"prompt": "x", "seed": 2**62}, 200, None, ""),
         ("completions", {"prompt": "x", "\ud800": 1}, 400, None, ""),
         ("completions", {"prompt": "x", "model": "\ud800"}, 404, "model", "does not exist"),
@@ -464,15 +432,11 @@ CHAT_FIELDS: dict[str, Any] = {
     "logprobs": True,
     "modalities": ["text", "audio"],
     "prediction": {"type": "content", "content": "x"},
-    "reasoning_effort": "low",
     "response_format": {"type": "json_object"},
-    "service_tier": "flex",
-    "store": True,
     "stream_options": {"include_usage": True},
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     "top_logprobs": 2,
-    "verbosity": "low",
     "web_search_options": {},
 }
 COMPLETION_FIELDS: dict[str, Any] = {
@@ -512,7 +476,7 @@ def test_calls_of_tools_in_messages_need_a_template_that_shows_them(triton: Trit
     called = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     messages: Any = [{"role": "assistant", "content": None, "tool_calls": called}]
     with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.tool_calls: expected none"):
-        client.chat.completions.create(model="echo", messages=messages)
+        client.chat.completions.create(model="writer", messages=messages)
     template = "{{ messages[0].tool_calls[0].function.name }}{{ messages[0].content }}"
     triton.bind(model(name="caller", parameters={"chat_template": template})(repeat))
     answer = client.chat.completions.create(model="caller", messages=messages)
@@ -533,9 +497,16 @@ def test_bodies_that_are_no_requests(served: Served) -> None:
     lost = served.post("/v1/complete", {})
     assert lost.status_code == 404
     assert "/v1/completions" in error_of(lost)["message"]
-    assert httpx.get(f"{served.url}/v1/completions", timeout=PATIENCE_S).status_code == 405
+    wrong = httpx.get(f"{served.url}/v1/completions", timeout=PATIENCE_S)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     unknown = served.post("/v1/completions", {"model": "nobody", "prompt": "x"})
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
+
+
+def test_fields_that_are_not_known_can_be_refused(triton: Triton) -> None:
+    with Served(triton, strict=True) as served:
+        answer = served.post("/v1/completions", {"model": "writer", "prompt": "x", "colour": "red"})
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "colour")
 
 
 def test_a_key_and_a_limit_and_chosen_models(triton: Triton) -> None:
@@ -548,9 +519,13 @@ def test_a_key_and_a_limit_and_chosen_models(triton: Triton) -> None:
                 timeout=PATIENCE_S,
             )
             assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
             assert error_of(answer)["code"] == "invalid_api_key"
         assert httpx.get(f"{served.url}/v1/models", timeout=PATIENCE_S).status_code == 401
         assert httpx.get(f"{served.url}/health", timeout=PATIENCE_S).status_code == 200
+        assert httpx.head(f"{served.url}/health", timeout=PATIENCE_S).status_code == 200
+        azure = {"api-key": "secret"}
+        assert httpx.get(f"{served.url}/v1/models", headers=azure, timeout=PATIENCE_S).status_code == 200
         with served.client(api_key="secret") as client:
             assert [it.id for it in client.models.list()] == ["echo"]
             with pytest.raises(openai.NotFoundError):

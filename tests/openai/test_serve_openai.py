@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import openai
 from openai import OpenAI
-from pytriton.server.cli.app import app
-from pytriton.server.cli.openai_endpoint import API_KEY_VARIABLE
+from pytriton.cli.app import app
+from pytriton.cli.openai_endpoint import API_KEY_VARIABLE
 from support.processes import while_running
 from support.serving import ServeCommand, serve_command, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -204,8 +204,11 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in told
 
 
-def test_what_is_wrong_before_anything_is_started(tmp_path: Path) -> None:
+def test_what_is_wrong_before_anything_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app.py").write_text(APP)
+    monkeypatch.setenv(API_KEY_VARIABLE, "")
+    assert f"{API_KEY_VARIABLE} is empty" in fails(tmp_path, "--openai", "0")
+    monkeypatch.delenv(API_KEY_VARIABLE)
     (tmp_path / "empty").touch()
     assert "the file is empty" in fails(tmp_path, "--openai", "0", "--openai-key-file", "empty")
     assert "--openai-key-file is for --openai" in fails(tmp_path, "--openai-key-file", "empty")

@@ -226,3 +226,12 @@ def test_what_calls_python_is_for_every_version_of_it(library: str, kinds: set[s
     assert [name for name in needed if not re.search(rf"\b{name}\b", header)] == []
     assert [name for name in needed if name.startswith("_Py")] == ["_Py_NoneStruct"]
     assert [name for name in needed if not hasattr(ctypes.pythonapi, name)] == []
+
+
+def test_the_proxy_is_never_unmapped(proxy: types.ModuleType) -> None:
+    # Threads that wait for Triton may be in it after the last model of its is gone.
+    library = proxy.EDITABLE_FOLDER / proxy.LIBRARY_NAME
+    if not library.is_file() or shutil.which("readelf") is None:
+        pytest.skip("the native libraries are not compiled in the source tree, or there is no readelf")
+    flags = subprocess.run(["readelf", "--dynamic", str(library)], capture_output=True, text=True, check=True)
+    assert re.search(r"FLAGS_1.*NODELETE", flags.stdout)

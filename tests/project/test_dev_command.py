@@ -1,4 +1,4 @@
-"""`tools/dev.py test` runs the tests once more for each server that a variable names."""
+"""`tools/dev.py`: what it runs with which Python, server and releases."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import tomli
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from support.paths import ROOT, load_program
 
@@ -24,8 +27,10 @@ class Recorder:
         self.failing = failing
         self.ran: list[tuple[tuple[str, ...], str]] = []
         self.alone: list[tuple[str, ...]] = []
+        self.all: list[tuple[str, ...]] = []
 
     def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        self.all.append(arguments)
         server = (extra or {}).get("PYTRITON_TRITONSERVER_DIR", "")
         if "pytest" in arguments or arguments[:2] == ("run", "test"):
             self.ran.append((arguments, server))
@@ -44,8 +49,11 @@ class Recorder:
 
 
 @pytest.fixture
-def dev() -> ModuleType:
-    return load_program(ROOT / "tools" / "dev.py")
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    program = load_program(ROOT / "tools" / "dev.py")
+    # Not those of the run that this test is a part of.
+    monkeypatch.setattr(program, "REPORTS", tmp_path / "reports")
+    return program
 
 
 @pytest.fixture
@@ -82,9 +90,10 @@ def test_the_long_ones_run_in_ci_and_are_told_of_elsewhere(
         runner = Recorder()
         assert dev.test(runner, arguments) == 0
         [(ran, _)] = runner.ran
-        assert (ran[2:4] == ("-m", "not soak")) is selected
+        assert (ran[3:5] == ("-m", "not soak")) is selected
         assert len(runner.alone) == len(dev.LONE_DISTS)
-        assert all((alone[-2:] == ("-m", "not soak")) is selected for alone in runner.alone)
+        assert all((alone[3:5] == ("-m", "not soak")) is selected for alone in runner.alone)
+        assert any("tools/skips.py" in each for each in runner.all) is selected
         assert ("`test --ci`" in capsys.readouterr().out) is not selected
 
 
@@ -95,7 +104,7 @@ def test_the_quick_ones_run_once_and_what_they_leave_out_is_told(
     assert dev.test(runner, ["--quick", "-x"]) == 0
     assert runner.ran == [(("run", "test", *dev.QUICK_TESTS, "-x"), "")]
     assert "skipped" in capsys.readouterr().out
-    for name in (*dev.QUICK_TESTS[2:], *dev.SHORT_TESTS[2:]):
+    for name in dev.QUICK_TESTS[2:]:
         assert (ROOT / name).exists(), f"there is no {name}"
 
 
@@ -135,3 +144,129 @@ def test_a_folder_without_a_server_is_told(dev: Any, servers: list[Path], monkey
     with pytest.raises(dev.DevError, match=rf"{VARIABLE}.*; {servers[1]} holds no bin/tritonserver"):
         dev.test(runner, [])
     assert runner.ran == []
+
+
+def test_the_oldest_and_the_newest_python_run_style_types_and_quick_tests(
+    dev: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {version: Path(f"/opt/{version}/bin/python{version}") for version in ("3.10", "3.11", "3.13")}
+    monkeypatch.setattr(dev, "matrix_pythons", lambda: (there, []))
+    monkeypatch.setattr(dev, "numpy_missing", lambda interpreter, numpy: None)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    runner = Recorder()
+    assert dev.test(runner, ["--ci"]) == 0
+    matrix = [it for it in runner.all if "+py=3.10" in it or "+py=3.13" in it]
+    for python, numpy, types in (("3.10", "1", "types-shipped"), ("3.13", "2", "types")):
+        selection = ("run", f"+py={python}", f"+numpy={numpy}")
+        for script in ("style", "imports", types):
+            assert (*selection, f"matrix:{script}") in matrix
+        [tests] = [it for it in matrix if it[:3] == selection and it[3] == "matrix:test"]
+        assert tests[4] == f"--junitxml={dev.REPORTS}/python{python}-numpy{numpy}.xml"
+        assert tests[5 : 5 + len(dev.QUICK_TESTS)] == dev.QUICK_TESTS
+    # Mypy takes a minute, so that a third Python has none of it in CI.
+    assert ("run", "types") not in runner.all
+    assert not any("+py=3.11" in it for it in runner.all)
+    runner = Recorder()
+    assert dev.test(runner, []) == 0
+    assert ("run", "types") in runner.all
+
+
+def test_each_python_has_its_environments_until_the_locks_or_our_metadata_change(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[list[str]] = []
+
+    def install(command: list[str], **options: Any) -> SimpleNamespace:
+        Path(command[command.index("--target") + 1]).mkdir(parents=True)
+        installed.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "TOOLS", tmp_path / "tools")
+    monkeypatch.setattr(dev, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(dev.subprocess, "run", install)
+    dev.LOCKS.mkdir()
+    (dev.LOCKS / "hatch.txt").write_text("hatch==1.18.2\n")
+    homes = []
+    for version in ((3, 11), (3, 13)):
+        python = SimpleNamespace(version_info=SimpleNamespace(major=3, minor=version[1]), abiflags="", executable="p")
+        monkeypatch.setattr(dev, "sys", python)
+        home = dev.home_of_python(locked=True)
+        (home / "data").mkdir()
+        assert dev.home_of_python(locked=True) == home
+        homes.append(home)
+    assert len(set(homes)) == len(installed) == 2
+    assert all(command[-2:] == ["-r", str(dev.LOCKS / "hatch.txt")] for command in installed)
+
+    # The newest releases are of the day, in a folder of their own.
+    for _ in range(2):
+        newest = dev.home_of_python(locked=False)
+        assert installed[-1][-1] == dev.HATCH_REQUIREMENT
+        assert not (newest / "data").exists()
+        (newest / "data").mkdir()
+    assert newest not in homes
+    assert (homes[1] / "data").is_dir()
+
+    metadata = tmp_path / "packages" / "pytriton-server" / "pyproject.toml"
+    metadata.parent.mkdir(parents=True)
+    for changed in (dev.LOCKS / "hatch.txt", metadata):
+        changed.write_text("hatch==1.18.3\n")
+        assert dev.home_of_python(locked=True) == homes[1]
+        assert not (homes[1] / "data").exists()
+        (homes[1] / "data").mkdir()
+    assert sorted(path.name for path in dev.TOOLS.iterdir()) == ["newest-py3.13", "py3.11", "py3.13"]
+
+
+def locked_in(dev: Any, name: str) -> dict[str, list[Requirement]]:
+    found: dict[str, list[Requirement]] = {}
+    for line in (dev.LOCKS / f"{name}.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            requirement = Requirement(line)
+            found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+def test_everything_that_the_checks_install_is_locked(dev: Any) -> None:
+    advice = "run python3 tools/dev.py lock"
+    groups = tomli.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+
+    def members(group: str) -> list[str]:
+        return [
+            name for it in groups[group] for name in (members(it["include-group"]) if isinstance(it, dict) else [it])
+        ]
+
+    ours = []
+    for path in ROOT.glob("packages/*/pyproject.toml"):
+        project = tomli.loads(path.read_text())
+        ours += project["project"]["dependencies"] + project["build-system"]["requires"]
+    for name, (group, with_ours, more) in dev.LOCKED_GROUPS.items():
+        locked = locked_in(dev, name)
+        wanted = [*(members(group) if group else []), *(ours if with_ours else []), *([more] if more else [])]
+        for text in wanted:
+            requirement = Requirement(text)
+            releases = locked.get(canonicalize_name(requirement.name), [])
+            if not requirement.name.startswith("pytriton-"):
+                assert releases, f"{name}.txt lacks {text}: {advice}"
+            for release in releases:
+                [version] = [it.version for it in release.specifier]
+                assert requirement.specifier.contains(version), f"{release} in {name}.txt is not {text}: {advice}"
+        text = (dev.LOCKS / f"{name}.txt").read_text()
+        assert "://" not in text, f"{name}.txt names a place"
+        assert not [line for line in text.splitlines() if line.startswith("-")]
+
+
+def test_each_environment_has_its_lock(dev: Any) -> None:
+    for arguments, name in (
+        (("run", "types"), "checks"),
+        (("run", "+dist=client", "alone:test"), "checks"),
+        (("run", "+py=3.10", "+numpy=1", "matrix:test"), "numpy1"),
+        (("run", "+py=3.13", "+numpy=2", "matrix:test"), "checks"),
+        (("run", "deploy:check"), "deploy"),
+    ):
+        settings = dev.lock_settings(arguments)
+        assert (
+            settings["UV_CONSTRAINT"]
+            == settings["PIP_CONSTRAINT"]
+            == (ROOT / "tools" / "locks" / f"{name}.txt").as_uri()
+        )
+    assert [it.specifier for it in locked_in(dev, "numpy1")["numpy"]] == ["==1.26.4"]

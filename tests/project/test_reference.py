@@ -80,6 +80,10 @@ PROMISED = {
 }
 # Modules without a leading underscore that are the inside of a distribution all the same.
 INTERNAL = (
+    "pytriton.catalog",
+    "pytriton.cli.",
+    "pytriton.console",
+    "pytriton.openai.",
     "pytriton.server.",
     "pytriton.inprocess.",
     "pytriton.proxy_backend.",
@@ -119,7 +123,9 @@ def test_every_public_module_is_in_the_reference() -> None:
             path = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             if not any(part.startswith("_") for part in parts[:-1]) and not path.rpartition(".")[2].startswith("_"):
                 modules.add(path)
-    public = {path for path in modules if not path.startswith(INTERNAL) and path != "pytriton.server"}
+    public = {
+        path for path in modules if not path.startswith(INTERNAL) and path not in ("pytriton.cli", "pytriton.server")
+    }
     # Packages that only hold others.
     public -= {"pytriton.proxy"}
     assert public - set(MODULES) == set()

@@ -24,6 +24,11 @@ UTILS = [
     "pb_utils.Tensor(5, np.zeros(1))",
     "pb_utils.Tensor('x')",
     "pb_utils.Tensor('x', np.array([1j]))",
+    *(f"pb_utils.Tensor('x', np.array([1, 2], '{name}')).as_numpy()" for name in (">f4", ">i8", ">u2", ">f2")),
+    "pb_utils.Tensor('x', np.array(['ok', 'a\\ud83d'], np.object_))",
+    "pb_utils.Tensor('x', np.array(['\\udc80'], np.object_))",
+    "pb_utils.Tensor('x', np.array([chr(0x10ffff)], np.object_)).as_numpy()",
+    "pb_utils.Tensor('\\ud83d', np.zeros(1))",
     f"{TENSOR}.is_cpu()",
     f"list({TENSOR}.shape())",
     f"pb_utils.Tensor.from_dlpack('y', {TENSOR}.to_dlpack())",
@@ -33,6 +38,7 @@ UTILS = [
     "pb_utils.Tensor.from_dlpack('', np.zeros(1))",
     "pb_utils.Tensor.from_dlpack('y', 5)",
     "pb_utils.Tensor('x', np.array(['a'], np.object_)).to_dlpack()",
+    f"[t := {TENSOR}, count(t), held := [t.to_dlpack()], count(t), held.clear(), count(t)][1:]",
     f"np.from_dlpack({TENSOR})",
     f"{TENSOR}.__dlpack_device__()",
     # Responses and errors.
@@ -44,6 +50,8 @@ UTILS = [
     "pb_utils.InferenceResponse([]).has_error()",
     "pb_utils.InferenceResponse([]).error()",
     "pb_utils.InferenceResponse([None])",
+    "pb_utils.InferenceResponse([], parameters={'a': '\\ud83d'})",
+    "pb_utils.InferenceResponse([], parameters={'\\ud83d': 1})",
     "pb_utils.InferenceResponse(error='text')",
     "pb_utils.TritonError(5)",
     "pb_utils.TritonError('e').message()",
@@ -58,6 +66,22 @@ UTILS = [
     "request_to('m', correlation_id=5).correlation_id()",
     "request_to('m', correlation_id='five').correlation_id()",
     "request_to('m', correlation_id=1.5)",
+    "request_to('m', correlation_id=2**64 - 1).correlation_id()",
+    "request_to('m', correlation_id=True).correlation_id()",
+    "request_to('m', correlation_id=2**64)",
+    "request_to('m', correlation_id=-1)",
+    "request_to('m', correlation_id='\\ud83d')",
+    "[request_to('m', timeout=2**64 - 1).timeout(), request_to('m', flags=2**32 - 1).flags()]",
+    "request_to('m', timeout=-1)",
+    "request_to('m', timeout=2**64)",
+    "request_to('m', timeout=1.5)",
+    "request_to('m', flags=-1)",
+    "request_to('m', flags=2**32)",
+    "request_to('m', model_version=2**63)",
+    "request_to('m').set_flags(2**32)",
+    "request_to('m', request_id='\\ud83d')",
+    "request_to('\\ud83d')",
+    "request_to('m', outputs=['\\ud83d'])",
     "request_to('m', flags=3).flags()",
     "request_to('m', timeout=7).timeout()",
     "chain(r := request_to('m'), r.set_flags(2), r.flags())",
@@ -77,6 +101,8 @@ UTILS = [
     "request.request_id()",
     "request.correlation_id()",
     "request.flags()",
+    "request.set_flags(-1)",
+    "request.set_release_flags(2**32)",
     "request.timeout()",
     "request.parameters()",
     "request.requested_output_names()",
@@ -123,6 +149,14 @@ UNANSWERED = [
 ]
 
 
+NAMED_OTHERWISE = [
+    "request_to('m', parameters=[])",
+    "request_to('m', correlation_id=2**64)",
+    "request_to('m', correlation_id=-1)",
+    "request_to('m', correlation_id='\\ud83d')",
+]
+
+
 def test_utilities(pair: Pair) -> None:
     assert set(UNANSWERED) < set(UTILS)
     left_out = UNANSWERED if np.lib.NumpyVersion(np.__version__) < "2.0.0" else []
@@ -131,7 +165,7 @@ def test_utilities(pair: Pair) -> None:
         return {expression: told(side, expression) for expression in UTILS if expression not in left_out}
 
     with pair.loaded("expressions"):
-        answers = pair.compare(ask, {"request_to('m', parameters=[])": "names of C++"})
+        answers = pair.compare(ask, dict.fromkeys(NAMED_OTHERWISE, "names of C++"))
     assert answers[TENSOR] == "Tensor x float32 [1, 2] [[1.0, 2.0]]"
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from pytriton.proxy_backend.cli.app import run as run_command
 from support.faults.plain_server import PlainServer, plain_server, reading_container
+from support.http import call
 from support.processes import is_running
 from support.python_models import CONFIG, HEAD, ask, served, write
 from support.python_models import hosts as started
 from support.python_models import infer as ours
+from support.python_models.converted import convert, hosts_at
 from support.python_models.python_backend import why_no_python_backend
 from support.waiting import PATIENCE_S, eventually
 
@@ -56,39 +54,6 @@ class TritonPythonModel:
 )
 
 
-class Hosts:
-    """The command that starts the processes, and what it has written."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self.log = log
-
-    def said(self, text: str) -> bool:
-        return text in self.log.read_text()
-
-    def pids(self) -> set[int]:
-        """Return the processes of models that it has started and that run."""
-        return {pid for pid in started(self.process.pid) if is_running(pid)}
-
-
-@contextlib.contextmanager
-def hosts_at(folder: Path, log: Path) -> Iterator[Hosts]:
-    """Run the command while a block runs; it has to end well where the block has not ended it."""
-    command = [sys.executable, "-m", "pytriton.proxy_backend", "hosts", "--endpoint", str(folder)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
-        hosts = Hosts(process, log)
-        try:
-            eventually(lambda: hosts.said("can be had at") or process.poll() is not None)
-            assert process.poll() is None, log.read_text()
-            yield hosts
-        finally:
-            started = hosts.pids()
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(PATIENCE_S) == 0, log.read_text()
-            eventually(lambda: not any(map(is_running, started)))
-
-
 @pytest.fixture
 def endpoints() -> Iterator[Path]:
     """A folder for sockets, with a short path; nothing is left in it."""
@@ -103,13 +68,6 @@ def models(tmp_path: Path) -> Path:
     repository = tmp_path / "models"
     write(repository, "double", MODEL.replace("FOLDER", repr(str(tmp_path))), f'name: "double"\n{CONFIG}')
     return repository
-
-
-def convert(*arguments: object) -> None:
-    """Run the command."""
-    with pytest.raises(SystemExit) as ended:
-        run_command(["convert", *map(str, arguments)])
-    assert not ended.value.code
 
 
 def infer(server: PlainServer, model: str, value: float) -> Any:
@@ -287,3 +245,45 @@ def test_a_server_of_ours_starts_the_processes_itself(models: Path, endpoints: P
         assert ask(triton, "load", "double")[0] == 200
         assert ours(triton, "double", 3, 1) == [6, 2]
         assert len(started()) == 2
+
+
+ODD = (
+    HEAD
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(int(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()[0])) for each in requests]
+
+    def answer(self, case):
+        if case == 1:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("other", np.zeros(1, np.float32))])
+        if case == 2:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([1, 2], ">f4"))])
+        try:
+            pb_utils.Tensor("text", np.array(["a\\ud83d"], np.object_))
+        except Exception as error:
+            return pb_utils.InferenceResponse([], error=pb_utils.TritonError(f"case {case}: {error}"))
+"""
+)
+
+
+def test_odd_outputs_end_as_with_a_server_of_ours(endpoints: Path, tmp_path: Path) -> None:
+    """Undeclared outputs, those in another byte order, and texts without a form in UTF-8."""
+    write(tmp_path / "models", "odd", ODD, f'name: "odd"\n{CONFIG}')
+    convert(tmp_path / "models" / "odd", "--endpoint", endpoints)
+    with (
+        hosts_at(endpoints, tmp_path / "hosts.log") as hosts,
+        plain_server(tmp_path, tmp_path / "models", EXPLICIT, "--load-model=odd_workers") as server,
+    ):
+        by_command = [server.infer("odd_workers", x=("FP32", [1], [case])) for case in (1, 2, 3)]
+        eventually(lambda: hosts.said("(other), which are dropped"))
+    with served(tmp_path / "models", load_model=["odd"]) as triton:
+        body = [{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [case]}]} for case in (1, 2, 3)]
+        by_server = [call(triton.http_url, "POST", "/v2/models/odd/infer", each) for each in body]
+    assert by_command[0] == (200, {})
+    assert by_command[1] == (200, {"y": [1, 2]})
+    assert by_command[2][0] == by_server[2][0] != 200
+    assert "case 3" in by_command[2][1]
+    assert by_server[0][1]["outputs"] == []
+    assert by_server[1][1]["outputs"][0]["data"] == [1, 2]
+    assert by_server[2][1]["error"] == by_command[2][1]

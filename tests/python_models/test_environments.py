@@ -50,8 +50,11 @@ def test_a_model_runs_in_its_environment(packed: bool, environment: Path, tmp_pa
     two = "instance_group { count: 2 kind: KIND_CPU }\n"
     folder = write(tmp_path / "models", "apart", MODEL, f'backend: "python"\n{TENSORS}{parameters}{two}').parent
     if packed:
-        with tarfile.open(folder / name, "w:gz") as tar:
-            tar.add(environment, ".")
+        with tarfile.open(folder / name, "w") as tar:
+            tar.add(environment, ".", filter=lambda member: None if "site-packages/numpy" in member.name else member)
+            # Links that lead out of the environment are refused, but for those of its interpreter.
+            for link in environment.glob("lib/python3*/site-packages/numpy*"):
+                tar.add(link.resolve(), link.relative_to(environment))
     else:
         (folder / name).symlink_to(environment, target_is_directory=True)
     before = set(folder.rglob("*"))
@@ -71,3 +74,12 @@ def test_an_environment_that_is_not_there_is_a_load_error(tmp_path: Path) -> Non
     with served(tmp_path, exit_on_error=False) as triton:
         states = {state.name: state for state in triton._server.control.index()}  # type: ignore[union-attr]
         assert states["apart"].reason == "Internal: Failed to get the canonical path for /no/such/env."
+
+
+def test_an_environment_without_numpy_says_so(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    parameters = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{tmp_path}/env" }} }}\n'
+    write(tmp_path / "models", "apart", MODEL, f'backend: "python"\n{TENSORS}{parameters}')
+    with served(tmp_path / "models", exit_on_error=False) as triton:
+        states = {state.name: state for state in triton._server.control.index()}  # type: ignore[union-attr]
+        assert "expected numpy in its environment, received No module named 'numpy'" in str(states["apart"].reason)

@@ -294,7 +294,7 @@ SEEN = {
     "hook": sys.excepthook is sys.__excepthook__,
     "program": __import__("__main__").__file__.rpartition("/")[2] in ("worker_main.py", "template_main.py"),
     "packages": sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names),
-    "ours": [name for name in sys.modules if name.startswith(("pytriton.triton", "pytriton.server.cli."))],
+    "ours": [name for name in sys.modules if name.startswith(("pytriton.triton", "pytriton.cli."))],
     "descriptors": sorted(
         os.readlink(f"/proc/self/fd/{name}").partition(":")[0]
         for name in os.listdir("/proc/self/fd")

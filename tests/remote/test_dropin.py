@@ -388,6 +388,10 @@ def test_arguments_that_are_not_understood_say_why(
         (("--input", "x:float32:1", "--output", "y:float32:1", "--input", "x:int8:1"), "'x' is given twice"),
         (("--input", "x:float32:1", "--output", "y:float32:1:optional"), "optional"),
         (("--input", "x:float32:1", "--output", "y:float32:1", "--preferred-batch-size", "9"), "from 1 to 4"),
+        (
+            ("--input", "x:int8:1", "--output", "y:int8:1", "--max-batch-size", "0", "--max-queue-delay-us", "9"),
+            "a queue delay",
+        ),
         (("--from", "no_such_module:x"), "no_such_module"),
         (("--from", "os:sep"), "inputs"),
         (("--from", "os"), "module:signature"),
@@ -401,6 +405,18 @@ def test_models_that_triton_would_not_load_are_not_written(
     assert done.code == 1
     assert words in done.err
     assert os.listdir(repository) == []
+
+
+@pytest.mark.parametrize("option", ["--decoupled", "--flavour=python"])
+def test_answers_are_kept_by_the_native_flavour_alone(
+    command: Any, repository: Path, sockets: Path, option: str
+) -> None:
+    refused = command(*add(repository, sockets, "--response-cache", 4096, option))
+    assert refused.code == 1
+    assert "leave --response-cache out" in refused.err
+    assert command(*add(repository, sockets, "--response-cache", 4096)).code == 0
+    settings = repository / "double" / "1" / "pytriton.conf"
+    assert "cache_bytes = 4096" in settings.read_text().splitlines()
 
 
 def test_bf16_is_for_the_native_flavour(command: Any, repository: Path, sockets: Path) -> None:

@@ -95,6 +95,15 @@ def test_numeric_tensors_of_every_type_survive(served: Served) -> None:
         assert all((result[f"{dtype}_out"] == 1).all() for dtype in DTYPES)
 
 
+def test_tritons_cache_is_refused(served: Served) -> None:
+    add(served.repository, served.sockets, "edited", "--input", "x:float32:-1", "--output", "y:float32:-1")
+    with (served.repository / "edited" / "config.pbtxt").open("a") as config:
+        config.write("response_cache { enable: true }\n")
+    status, text = served.server.load("edited")
+    assert status == 400
+    assert "its configuration has response_cache { enable: true }" in str(text)
+
+
 def test_errors_and_the_absence_of_workers_reach_the_client(served: Served) -> None:
     def infer(requests: Any) -> Any:
         raise ValueError("not today")

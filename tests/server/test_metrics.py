@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,13 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pytriton.client import ModelClient
+from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.server.errors import PortInUseError
-from pytriton.triton import Triton
+from pytriton.triton import ProcessWorker, Triton
+from support import python_models
 from support.serving import local_config, open_sockets, running
 from support.waiting import PATIENCE_S, eventually
 
@@ -145,6 +149,111 @@ def test_metrics_of_the_user_are_on_the_page(served: Triton) -> None:
         prometheus_client.REGISTRY.unregister(counter)
 
 
+def test_metrics_of_worker_processes_are_on_the_page() -> None:
+    triton = Triton(config=metrics_config())
+    worker = ProcessWorker("support.process_models:make_counting", copies=2)
+    x, y = (Tensor(name=name, dtype=np.float32, shape=(1,)) for name in "xy")
+
+    def counted(sign: str) -> float:
+        with contextlib.suppress(AssertionError):
+            return value_of(page_of(triton), "pytriton_test_numbers_total", sign=sign)
+        return 0
+
+    def last() -> list[dict[str, str]]:
+        family = page_of(triton).get("pytriton_test_last")
+        return [] if family is None else [sample.labels for sample in family.samples]
+
+    with triton:
+        triton.bind("counting", worker, [x], [y])
+        with ModelClient(str(triton.grpc_url), "counting", inference_timeout_s=PATIENCE_S) as client:
+            for _ in range(6):
+                client.infer_batch(np.ones((2, 1), np.float32))
+            eventually(lambda: counted("plus") == 12)
+            # Each process has a level of its own.
+            assert {labels["pytriton_worker"] for labels in last()} == {"counting.0", "counting.1"}
+            pids = {labels["pid"] for labels in last()}
+            workers = page_of(triton)["pytriton_worker_pid"].samples
+            assert {str(int(sample.value)) for sample in workers} == pids
+            # A process that has gone has counted what it has counted.
+            for pid in pids:
+                os.kill(int(pid), signal.SIGKILL)
+            eventually(lambda: value_of(page_of(triton), "pytriton_worker_ends_total", worker="0") == 1)
+            eventually(lambda: value_of(page_of(triton), "pytriton_worker_ends_total", worker="1") == 1)
+            client.infer_batch(np.ones((1, 1), np.float32))
+            eventually(lambda: counted("plus") == 13)
+            assert pids.isdisjoint(labels["pid"] for labels in last())
+        triton.unbind("counting")
+        assert counted("plus") == 13
+        assert last() == []
+
+
+def test_what_a_process_has_counted_stays_when_it_is_killed() -> None:
+    triton = Triton(config=metrics_config())
+    x, y = (Tensor(name=name, dtype=np.float32, shape=(1,)) for name in "xy")
+    with triton:
+        triton.bind("mortal", ProcessWorker("support.process_models:make"), [x], [y])
+        assert value_of(page_of(triton), "pytriton_worker_memory_bytes", model="mortal") > 1 << 20
+        assert value_of(page_of(triton), "pytriton_server_memory_bytes") > 1 << 20
+        with ModelClient(str(triton.grpc_url), "mortal", inference_timeout_s=PATIENCE_S) as client:
+            for _ in range(7):
+                client.infer_batch(np.ones((2, 1), np.float32))
+            os.kill(int(value_of(page_of(triton), "pytriton_worker_pid")), signal.SIGKILL)
+            eventually(lambda: value_of(page_of(triton), "pytriton_worker_ends_total") == 1)
+            page = page_of(triton)
+            assert value_of(page, "pytriton_requests_total", model="mortal") == 7
+            assert value_of(page, "pytriton_batch_rows_sum", model="mortal") == 14
+            client.infer_batch(np.ones((2, 1), np.float32))
+        assert value_of(page_of(triton), "pytriton_requests_total", model="mortal") == 8
+
+
+def test_the_time_to_the_first_response_of_streams(tmp_path: Path) -> None:
+    def count(requests: list[Any]) -> Iterator[Any]:
+        for _ in range(3):
+            yield [{"numbers": request["numbers"]} for request in requests]
+
+    source = python_models.HEAD + (
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        for request in requests:\n"
+        "            sender = request.get_response_sender()\n"
+        "            for _ in range(3):\n"
+        "                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('y', np.zeros(1, np.float32))]))\n"
+        "            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\n"
+    )
+    config = python_models.CONFIG + "model_transaction_policy { decoupled: true }\n"
+    python_models.write(tmp_path, "hosted", source, config)
+    triton = Triton(config=metrics_config(python_models="workers", model_repository=tmp_path))
+    triton.bind("stream", count, *TENSORS, config=ModelConfig(decoupled=True))
+    triton.bind("plain", echo, *TENSORS)
+    first = "pytriton_first_response_seconds_count"
+    with triton:
+        for model in ("stream", "hosted"):
+            assert value_of(page_of(triton), first, model=model) == 0
+            values = np.zeros((1, 2) if model == "stream" else 1, np.float32)
+            with DecoupledModelClient(str(triton.grpc_url), model, inference_timeout_s=PATIENCE_S) as client:
+                for _ in range(4):
+                    infer_stream = client.infer_batch if model == "stream" else client.infer_sample
+                    assert len(list(infer_stream(values))) == 3
+            page = page_of(triton)
+            assert value_of(page, first, model=model) == 4
+            assert 0 < value_of(page, first.replace("count", "sum"), model=model) < PATIENCE_S
+        with pytest.raises(AssertionError, match="there is no pytriton_first"):
+            value_of(page, first, model="plain")
+
+
+def test_metrics_of_a_python_model_are_on_the_page(tmp_path: Path) -> None:
+    source = python_models.MODEL.replace("import numpy", "import prometheus_client\nimport numpy", 1)
+    source = source.replace(
+        "FACTOR =", 'ASKED = prometheus_client.Counter("pytriton_test_asked", "Requests")\nFACTOR =', 1
+    ).replace("            if x[0] == 13:", "            ASKED.inc()\n            if x[0] == 13:", 1)
+    python_models.write(tmp_path, "model", source)
+    with Triton(config=metrics_config(python_models="workers", model_repository=tmp_path)) as triton:
+        for _ in range(3):
+            python_models.infer(triton, "model", 1, 2)
+        eventually(lambda: "pytriton_test_asked" in page_of(triton))
+        eventually(lambda: value_of(page_of(triton), "pytriton_test_asked_total") == 3)
+
+
 def test_the_page_of_triton_is_for_this_machine_only(served: Triton) -> None:
     assert served.metrics_url is not None
     page = page_of(served)
@@ -178,6 +287,26 @@ def test_totals_go_on_when_the_callable_is_replaced_and_the_server_restarted() -
         triton.unbind("echo")
         with pytest.raises(AssertionError, match="there is no pytriton_requests_total"):
             total()
+
+
+def test_of_a_model_that_is_gone_stays_what_was_counted() -> None:
+    triton = Triton(config=metrics_config())
+
+    def lines() -> list[str]:
+        with urllib.request.urlopen(str(triton.metrics_url), timeout=PATIENCE_S) as response:
+            text: str = response.read().decode()
+        return [line for line in text.splitlines() if 'model="echo"' in line]
+
+    with triton:
+        triton.bind("echo", echo, *TENSORS)
+        infer(triton, "echo")
+        assert len(lines()) > 50
+        triton.unbind("echo")
+        assert lines() == ['pytriton_responses_total{model="echo",outcome="ok",protocol="http"} 1.0']
+        triton.bind("echo", echo, *TENSORS)
+        assert len(lines()) > 50
+        infer(triton, "echo")
+        assert value_of(page_of(triton), "pytriton_responses_total", model="echo", outcome="ok", protocol="http") == 2
 
 
 def test_the_port_that_was_set() -> None:

@@ -25,13 +25,13 @@ pytest.importorskip("httptools")
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pytriton.cli import on_ray
+from pytriton.cli.app import app
 from pytriton.decorators import model
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.ray import application, serve_forever
 from pytriton.ray._grpc import Message
 from pytriton.ray._replica import Replica
-from pytriton.server.cli import on_ray
-from pytriton.server.cli.app import app
 from pytriton.triton import TritonConfig
 
 HAS_RAY = importlib.util.find_spec("ray") is not None

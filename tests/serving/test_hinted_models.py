@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,9 @@ import pytest
 from pytriton import inprocess
 from pytriton.client import DecoupledModelClient, FuturesModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
-from pytriton.decorators import TritonContext, batch, get_model_signature, model, triton_context
+from pytriton.decorators import Shape, TritonContext, batch, get_model_signature, model, triton_context
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
-from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonModelLoadError
 from support.process_models import Greeter, Needs, count, count_async, describe, softmax, softmax_batch
 from support.serving import local_config, running, short_home
@@ -69,6 +71,50 @@ def test_scalars_and_inputs_that_are_left_out(triton: Triton) -> None:
 def test_generators_stream(triton: Triton, name: str) -> None:
     with DecoupledModelClient(str(triton.grpc_url), name) as client:
         assert [result["output"].tolist() for result in client.infer_sample(np.array([3]))] == [[0], [1], [2]]
+
+
+def test_values_of_an_array_that_its_hint_has_not_are_told_of(triton: Triton, caplog: pytest.LogCaptureFixture) -> None:
+    @model
+    def wide(x: float) -> Annotated[np.ndarray[Any, np.dtype[np.float32]], Shape(1)]:
+        return np.array([x * 1e300])
+
+    triton.bind(wide)
+    try:
+        with ModelClient(str(triton.http_url), "wide") as client:
+            assert client.infer_sample(np.array([2.0]))["output"].tolist() == [float("inf")]
+    finally:
+        triton.unbind("wide")
+    assert "got 2e+300 of dtype float64, which becomes inf" in caplog.text
+
+
+def test_a_generator_that_is_called_per_sample_has_a_queue_limit(triton: Triton) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    @model(batcher=DynamicBatcher(default_queue_policy=QueuePolicy(max_queue_size=1)))
+    def limited(number: int) -> Iterator[int]:
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        yield number
+
+    def ask(number: int) -> Any:
+        with DecoupledModelClient(str(triton.grpc_url), "limited", inference_timeout_s=PATIENCE_S) as client:
+            return [result["output"].tolist() for result in client.infer_sample(np.array([number]))]
+
+    triton.bind(limited)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(ask, 1)]
+            assert started.wait(PATIENCE_S)
+            futures += [pool.submit(ask, number) for number in (2, 3)]
+            # One of the two finds the queue full; the other one waits.
+            full = next(as_completed(futures[1:], PATIENCE_S))
+            assert "Exceeds maximum queue size" in str(full.exception())
+            go_on.set()
+            served = [future.result(PATIENCE_S) for future in futures if future is not full]
+        assert served in ([[[1]], [[2]]], [[[1]], [[3]]])
+    finally:
+        go_on.set()
+        triton.unbind("limited")
 
 
 def test_each_worker_has_an_object_of_the_class(triton: Triton) -> None:

@@ -74,7 +74,10 @@ def url(triton: Triton) -> str:
 
 
 class Gate:
-    """A callable that notes what it gets, and keeps its first call until it is let go."""
+    """A callable that notes what it gets, and keeps its first call until it is let go.
+
+    It serves models with batching and without, which Triton queues alike.
+    """
 
     def __init__(self) -> None:
         self.calls: list[list[float]] = []
@@ -93,11 +96,17 @@ class Queue:
     """A model whose callable is busy, so that requests wait in Triton's queue."""
 
     def __init__(
-        self, triton: Triton, name: str, batcher: DynamicBatcher, pool: ThreadPoolExecutor, gate: Gate
+        self,
+        triton: Triton,
+        name: str,
+        batcher: DynamicBatcher,
+        pool: ThreadPoolExecutor,
+        gate: Gate,
+        batching: bool,
     ) -> None:
         self._triton, self._name, self._pool = triton, name, pool
         self.gate = gate
-        triton.bind(name, self.gate, X, Y, config=ModelConfig(max_batch_size=1, batcher=batcher))
+        triton.bind(name, self.gate, X, Y, config=ModelConfig(batching=batching, max_batch_size=1, batcher=batcher))
         self.first = self.send(0)
         assert self.gate.entered.wait(PATIENCE_S)
         self._waiting = 0
@@ -126,11 +135,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-@pytest.fixture
-def make_queue(triton: Triton, model: str, pool: ThreadPoolExecutor) -> Iterator[MakeQueue]:
+@pytest.fixture(params=[True, False], ids=["batching", "alone"])
+def make_queue(
+    triton: Triton, model: str, pool: ThreadPoolExecutor, request: pytest.FixtureRequest
+) -> Iterator[MakeQueue]:
     """Binds the model of the test with a busy callable, which is let go at the latest when the test ends."""
     gate = Gate()
-    yield lambda batcher: Queue(triton, model, batcher, pool, gate)
+    yield lambda batcher: Queue(triton, model, batcher, pool, gate, request.param)
     gate.open.set()
 
 
@@ -165,13 +176,15 @@ def policies(draw: st.DrawFn, *, may_delay: bool) -> QueuePolicy:
 
 @st.composite
 def batchers(draw: st.DrawFn, max_batch_size: int) -> DynamicBatcher:
+    """Draws a batcher; where `max_batch_size` is 0, one for a model without batching."""
     levels = draw(st.sampled_from([0, 1, 3]))
     ordered = levels < 2 and draw(st.booleans())
     policy = policies(may_delay=not ordered)
     level = st.integers(1, max(levels, 1))
+    sizes = st.lists(st.integers(1, max(max_batch_size, 1)), min_size=1, max_size=3)
     return DynamicBatcher(
-        max_queue_delay_microseconds=draw(MICROSECONDS),
-        preferred_batch_size=draw(st.none() | st.lists(st.integers(1, max_batch_size), min_size=1, max_size=3)),
+        max_queue_delay_microseconds=draw(MICROSECONDS) if max_batch_size else 0,
+        preferred_batch_size=draw(st.none() | sizes) if max_batch_size else None,
         preserve_ordering=ordered,
         priority_levels=levels,
         default_priority_level=draw(level) if levels else 0,
@@ -187,7 +200,7 @@ def model_configs(draw: st.DrawFn) -> ModelConfig:
     return ModelConfig(
         batching=batching,
         max_batch_size=max_batch_size,
-        batcher=draw(st.none() | batchers(max_batch_size)),
+        batcher=draw(st.none() | batchers(max_batch_size if batching else 0)),
         response_cache=not decoupled and draw(st.booleans()),
         decoupled=decoupled,
     )
@@ -217,15 +230,15 @@ def test_any_configuration_is_loaded_as_it_is(
         triton.unbind(name)
     assert read.model_name == name
     assert read.batching == config.batching
-    if config.batching:
-        assert read.max_batch_size == config.max_batch_size
-        expected = config.batcher
-        if expected is not None and expected.preferred_batch_size is None:
-            # Triton says so itself.
-            expected = dataclasses.replace(expected, preferred_batch_size=[config.max_batch_size])
-        assert read.batcher == expected
+    assert read.max_batch_size == (config.max_batch_size if config.batching else 0)
+    expected = config.batcher
+    if config.batching and expected is not None and expected.preferred_batch_size is None:
+        # Triton says so itself.
+        expected = dataclasses.replace(expected, preferred_batch_size=[config.max_batch_size])
+    # Without batching a batcher that asks for nothing is none.
+    assert read.batcher == (None if expected == DynamicBatcher() else expected)
     assert read.decoupled == config.decoupled
-    assert (read.response_cache is not None and read.response_cache.enable) == config.response_cache
+    assert read.response_cache is None or not read.response_cache.enable
     for described, declared in ((read.inputs, inputs), (read.outputs, outputs)):
         assert described is not None
         assert [(spec.name, spec.shape, bool(spec.optional)) for spec in described] == [
@@ -417,7 +430,7 @@ def test_versions_have_callables_of_their_own(triton: Triton, model: str) -> Non
 
 def test_versions_may_differ_in_what_triton_does_not_know(triton: Triton, model: str) -> None:
     triton.bind(model, times(1), X, Y)
-    config = ModelConfig(attach_timeout_s=3, arena_budget_bytes=1 << 20, send_tracebacks=True)
+    config = ModelConfig(attach_timeout_s=3, arena_budget_bytes=1 << 20, send_tracebacks=True, response_cache=True)
     triton.bind(model, [times(2), times(2)], X, Y, model_version=2, config=config, strict=True)
     with ModelClient(url(triton), model, "2") as client:
         assert client.infer_sample(np.ones(1, np.float32))["y"] == [2]
@@ -431,7 +444,6 @@ def test_versions_may_differ_in_what_triton_does_not_know(triton: Triton, model:
         ({"config": ModelConfig(max_batch_size=8)}, r"max_batch_size \(8 and 4\)"),
         ({"config": ModelConfig(batching=False)}, r"batching \(False and True\)"),
         ({"config": ModelConfig(batcher=DynamicBatcher(max_queue_delay_microseconds=5))}, "batcher .*microseconds=5"),
-        ({"config": ModelConfig(response_cache=True)}, "response_cache"),
         ({"config": ModelConfig(decoupled=True)}, r"decoupled \(True and False\)"),
     ],
 )

@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,14 @@ from pytriton import inprocess
 from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch
+from pytriton.inprocess import Server
 from pytriton.model_config import Tensor
-from pytriton.triton import ProcessWorker, Triton
+from pytriton.triton import ProcessWorker, RemoteTriton, Triton
 from support.serving import local_config, running, short_home
 from support.waiting import eventually
+
+# Older numpy has neither it nor its strings.
+dtypes: Any = getattr(np, "dtypes", None)
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
@@ -63,6 +68,56 @@ def make_plain() -> Callable[..., Any]:
     return plain
 
 
+STRINGS = ["", "a", "Stra\u00dfe", "x" * 1000]
+
+
+def text(requests: Any) -> list[Outputs]:
+    """Answers with numpy's own strings, as many rows as were sent."""
+    strings = np.array([STRINGS], dtypes.StringDType())
+    return [{"t": strings.repeat(len(request["x"]), 0)} for request in requests]
+
+
+@batch
+def whole_text(x: Array) -> Outputs:
+    [outputs] = text([{"x": x}])
+    return outputs
+
+
+async def coroutine_text(requests: Any) -> list[Outputs]:
+    return text(requests)
+
+
+def generator_text(requests: Any) -> Iterator[list[Outputs]]:
+    yield text(requests)
+
+
+def make_text() -> Callable[..., Any]:
+    return text
+
+
+def changed(requests: Any) -> list[Outputs]:
+    """Answers with values that the declared dtypes, int8 and float32, have not."""
+    return [{"whole": request["x"] * 257, "real": request["x"] * 1e300} for request in requests]
+
+
+@batch
+def whole_changed(x: Array) -> Outputs:
+    [outputs] = changed([{"x": x}])
+    return outputs
+
+
+async def coroutine_changed(requests: Any) -> list[Outputs]:
+    return changed(requests)
+
+
+def generator_changed(requests: Any) -> Iterator[list[Outputs]]:
+    yield changed(requests)
+
+
+def make_changed() -> Callable[..., Any]:
+    return changed
+
+
 @pytest.fixture(scope="module")
 def triton() -> Iterator[Triton]:
     with short_home(), running(Triton(config=local_config())) as server:
@@ -70,31 +125,46 @@ def triton() -> Iterator[Triton]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[inprocess.Server]:
-    with inprocess.Server() as server:
+def server() -> Iterator[Server]:
+    with Server() as server:
         yield server
 
 
-@pytest.fixture(params=[*CALLABLES, "process", "in process"], ids=lambda way: getattr(way, "__name__", way))
-def ask(request: pytest.FixtureRequest, triton: Triton, server: inprocess.Server) -> Iterator[Ask]:
-    """Calls a new model, whose callable answers as the value says; one for each way that results take."""
+@contextmanager
+def asking(
+    way: Any, plain: Callable[..., Any], outputs: list[Tensor], triton: Triton, server: Server, *, strict: bool = False
+) -> Iterator[Ask]:
+    """Call a new model, served by a callable in this process, by one named `make_...` in another, or in process."""
     name = next(names)
-    if request.param == "in process":
-        server.bind(name, plain, X, OUTPUTS)
+    if way == "in process":
+        server.bind(name, plain, X, outputs, strict=strict)
 
         def infer(value: int) -> Outputs:
             [response] = server.model(name).infer(inputs={"x": np.array([[value]])})
-            return {output: np.from_dlpack(tensor) for output, tensor in response.outputs.items()}
+            return {output: np.asarray(tensor) for output, tensor in response.outputs.items()}
 
         yield infer
         server.unbind(name)
         return
-    in_process = ProcessWorker(f"{__file__}:make_plain") if request.param == "process" else request.param
-    triton.bind(name, in_process, X, OUTPUTS)
     assert triton.grpc_url is not None
-    with ModelClient(triton.grpc_url, name) as client:
+    with ExitStack() as stack:
+        binding: Triton | RemoteTriton = triton
+        if way == "remote":
+            remote = RemoteTriton(str(triton.http_url), access_token=triton.get_access_token())
+            binding, way = stack.enter_context(remote), plain
+        elif way == "process":
+            way = ProcessWorker(f"{__file__}:make_{plain.__name__}")
+        binding.bind(name, way, X, outputs, strict=strict)
+        stack.callback(binding.unbind, name)
+        client = stack.enter_context(ModelClient(triton.grpc_url, name))
         yield lambda value: client.infer_batch(np.array([[value]]))
-    triton.unbind(name)
+
+
+@pytest.fixture(params=[*CALLABLES, "process", "in process"], ids=lambda way: getattr(way, "__name__", way))
+def ask(request: pytest.FixtureRequest, triton: Triton, server: Server) -> Iterator[Ask]:
+    """Calls a new model, whose callable answers as the value says; one for each way that results take."""
+    with asking(request.param, plain, OUTPUTS, triton, server) as ask:
+        yield ask
 
 
 @pytest.fixture
@@ -157,3 +227,48 @@ def test_callables_of_one_model_warn_once(triton: Triton, warnings: Callable[[in
         client.infer_batch(np.array([[SUPERFLUOUS]]))
     assert len(warnings(2)) == 2
     triton.unbind(name)
+
+
+@pytest.mark.skipif(not hasattr(dtypes, "StringDType"), reason="numpy has these strings since 2.0")
+@pytest.mark.parametrize(
+    "way",
+    [text, whole_text, coroutine_text, generator_text, "process", "in process"],
+    ids=lambda way: getattr(way, "__name__", way),
+)
+def test_numpys_own_strings_are_strings(way: Any, triton: Triton, server: Server) -> None:
+    with asking(way, text, [Tensor((-1,), bytes, "t")], triton, server) as ask:
+        assert ask(1)["t"].tolist() == [[element.encode() for element in STRINGS]]
+
+
+CHANGED_OUTPUTS = [Tensor((1,), np.int8, "whole"), Tensor((1,), np.float32, "real")]
+CHANGED_WAYS = [changed, whole_changed, coroutine_changed, generator_changed, "process", "in process", "remote"]
+
+
+@pytest.mark.parametrize("way", CHANGED_WAYS, ids=lambda way: getattr(way, "__name__", way))
+def test_a_cast_that_changes_values_is_warned_of_once_for_each_output(
+    way: Any, triton: Triton, server: Server, warnings: Callable[[int], list[str]]
+) -> None:
+    with asking(way, changed, CHANGED_OUTPUTS, triton, server) as ask:
+        for _ in range(3):
+            assert {name: array.item() for name, array in ask(1).items()} == {"whole": 1, "real": float("inf")}
+        whole, real = warnings(2)
+    assert (
+        "output 'whole' has values that its dtype has not, which are sent as others: expected values of int8" in whole
+    )
+    assert "got 257 of dtype int64, which becomes 1." in whole
+    assert "got 1e+300 of dtype float64, which becomes inf." in real
+
+
+@pytest.mark.parametrize("way", CHANGED_WAYS, ids=lambda way: getattr(way, "__name__", way))
+def test_a_cast_that_could_change_values_is_an_error_where_it_is_strict(
+    way: Any, triton: Triton, server: Server
+) -> None:
+    harmless = [Tensor((1,), np.float64, "whole"), Tensor((1,), np.float64, "real")]
+    with asking(way, changed, harmless, triton, server, strict=True) as ask:
+        assert ask(1)["whole"].item() == 257
+    error = (PyTritonClientInferenceServerError, inprocess.TritonError)
+    with (
+        asking(way, changed, CHANGED_OUTPUTS, triton, server, strict=True) as ask,
+        pytest.raises(error, match=r"output 'whole'.*dtype int8, or one that it has all values of, got dtype int64"),
+    ):
+        ask(1)

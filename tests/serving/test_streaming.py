@@ -18,9 +18,9 @@ import pytest
 
 from pytriton.client import AsyncioDecoupledModelClient, DecoupledModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
-from pytriton.model_config import DynamicBatcher, ModelConfig
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
-from pytriton.triton import Triton
+from pytriton.triton import GuardConfig, Triton
 from support.callables import X, Y
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, short_home
@@ -412,15 +412,52 @@ def last_event(triton: Triton) -> Event:
         return event
 
 
-def test_a_stream_that_its_caller_keeps_open_does_not_keep_the_server(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_stream_that_its_caller_keeps_open_does_not_keep_the_server(
+    caplog: pytest.LogCaptureFixture, is_ours: bool
+) -> None:
     with short_home():
-        own = Triton(config=local_config(exit_timeout_secs=0))
+        own = Triton(config=local_config(exit_timeout_secs=0), guard=GuardConfig(grpc_front_end=is_ours))
         own.bind("quiet", quiet, X, Y, config=ModelConfig(decoupled=True))
         with own, Stream(own) as stream:
             stream.send("quiet", 0)
             assert stream.next().value == 0
             assert own.stop()
             assert stream.next().error is not None
-    # A newer server may end by itself before.
+    # The front end of the guard does not wait for a stream, as Triton's does until it is killed, or ends by itself.
     ends = ["SIGKILL", *(["Exit timeout expired"] if server_version() >= (2, 70) else [])]
-    assert any(end in caplog.text for end in ends), caplog.text
+    assert any(end in caplog.text for end in ends) is not is_ours, caplog.text
+
+
+BLOCKED_S, MANY_STREAMS = 6.5, 400
+
+
+async def blocking(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    """Blocks the loop of its worker once, for longer than anybody should, and goes on."""
+    if requests[0].parameters.get("blocks"):
+        yield [{"y": request["x"]} for request in requests]
+        time.sleep(BLOCKED_S)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        yield [{"y": request["x"]} for request in requests]
+
+
+def test_a_worker_that_is_busy_is_not_taken_for_dead(triton: Triton, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = (Tensor(name=name, dtype=np.int32, shape=(1,)) for name in "xy")
+    triton.bind("blocking", blocking, [x], [y], config=ModelConfig(batching=False, decoupled=True))
+
+    async def ask(client: AsyncioDecoupledModelClient, number: int, **options: Any) -> list[int]:
+        view = client.with_options(**options)
+        return [int(result["y"][0]) async for result in view.infer_sample(np.array([number], np.int32))]
+
+    async def ask_all(url: str) -> list[list[int]]:
+        async with AsyncioDecoupledModelClient(url, "blocking", inference_timeout_s=PATIENCE_S) as client:
+            first = asyncio.ensure_future(ask(client, -1, parameters={"blocks": True}))
+            await asyncio.sleep(0.5)  # It has begun to block by then, mostly; the rest comes meanwhile.
+            rest = await asyncio.gather(*(ask(client, number) for number in range(MANY_STREAMS)))
+            return [await first, *rest]
+
+    answers = asyncio.run(ask_all(str(triton.grpc_url)))
+    triton.unbind("blocking")
+    assert answers == [[-1] * 3, *([number] * 2 for number in range(MANY_STREAMS))]
+    assert "lost" not in caplog.text

@@ -25,6 +25,11 @@ def identity(requests: Any) -> list[Any]:
     return [{"y": request["x"]} for request in requests]
 
 
+def thrice(requests: Any) -> Iterator[list[Any]]:
+    for _ in range(3):
+        yield identity(requests)
+
+
 # ---- callables of every kind: x = 13 is bad luck --------------------------------------------------------------------
 
 
@@ -152,7 +157,10 @@ GOOD: dict[str, Any] = {
     "subclass": {"y": ONE.view(np.recarray)},
     "masked": {"y": np.ma.masked_array(ONE, mask=False)},
 }
-STRICT = {"dictionary", "mapping", "list", "tuple", "response", "another byte order", "column-major", "not contiguous"}
+STRICT = {
+    "dictionary", "mapping", "list", "tuple", "response", "another byte order", "column-major", "not contiguous",
+    "integers",
+}  # fmt: skip
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -1,11 +1,16 @@
-"""Plain HTTP calls, for what no client of ours does."""
+"""Plain HTTP calls, for what no client of ours does, and a gateway or proxy before a server."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-from collections.abc import Mapping
-from typing import Any
+import select
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 from support.waiting import PATIENCE_S
 
@@ -36,3 +41,67 @@ def infer(url: str | None, model: str, *values: float, **headers: str) -> Any:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     status, answer = call(url, "POST", f"/v2/models/{model}/infer", {"inputs": [tensor("x", *values)]}, named)
     return answer["outputs"][0]["data"] if status == 200 else answer["error"]
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Forwards(BaseHTTPRequestHandler):
+    """Hands on what is asked below a path, or of a host, and nothing else.
+
+    Attributes:
+        upstream: host:port of where it goes.
+        prefix: What is before its path here.
+        asked: What was asked.
+    """
+
+    upstream = ""
+    prefix = ""
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, headers, answer = 404, {}, b"no such team"
+        if self.path.startswith(f"{self.prefix}/v2"):
+            with contextlib.closing(http.client.HTTPConnection(self.upstream, timeout=PATIENCE_S)) as connection:
+                connection.request(self.command, self.path.removeprefix(self.prefix), body, dict(self.headers))
+                response = connection.getresponse()
+                status, headers, answer = response.status, dict(response.headers), response.read()
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET  # noqa: N815
+
+    def do_CONNECT(self) -> None:
+        self.asked.append(self.path)
+        self.close_connection = True
+        host, _, port = self.upstream.partition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as upstream, contextlib.suppress(OSError):
+            self.send_response(200)
+            self.end_headers()
+            ends = {self.connection: upstream, upstream: self.connection}
+            while True:
+                for readable in select.select(list(ends), [], [])[0]:
+                    data = readable.recv(1 << 16)
+                    if not data:
+                        return
+                    ends[readable].sendall(data)
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -60,6 +60,22 @@ def make(factor: float = 2.0, *, marker: str | None = None, child: bool = False)
     return infer
 
 
+def make_counting() -> Callable[..., Any]:
+    """Count what comes with `prometheus_client`, which only this factory imports."""
+    from prometheus_client import Counter, Gauge
+
+    numbers = Counter("pytriton_test_numbers", "Numbers that came", ["sign"])
+    last = Gauge("pytriton_test_last", "The last number")
+
+    @batch
+    def infer(x: Any) -> dict[str, Any]:
+        numbers.labels("minus" if x.flat[0] < 0 else "plus").inc(x.size)
+        last.set(x.flat[0])
+        return {"y": x}
+
+    return infer
+
+
 def make_async() -> Callable[..., Any]:
     """Answer with three responses for each request, the last of which has the process id."""
 
@@ -120,15 +136,15 @@ Rows = Annotated[NDArray[np.float32], Shape("batch", -1)]
 @model(max_batch_size=64)
 def softmax(logits: Vector) -> Vector:
     exponents = np.exp(logits)
-    shares: Vector = exponents / exponents.sum()
-    return shares
+    exponents /= exponents.sum()
+    return exponents
 
 
 @model(batched=True, max_batch_size=64)
 def softmax_batch(logits: Rows) -> Rows:
     exponents = np.exp(logits)
-    shares: Rows = exponents / exponents.sum(axis=1, keepdims=True)
-    return shares
+    exponents /= exponents.sum(axis=1, keepdims=True)
+    return exponents
 
 
 class Facts(NamedTuple):

@@ -123,12 +123,12 @@ class ServedFile:
         url: The address of HTTP.
     """
 
-    def __init__(self, file: Path, home: Path) -> None:
+    def __init__(self, file: Path, home: Path, *more: str) -> None:
         self.ports = free_ports(3)
         self.url = f"http://127.0.0.1:{self.ports[0]}"
         self._environment = {**os.environ, "PYTRITON_HOME": str(home)}
         options = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), self.ports, strict=True)]
-        self._command = [sys.executable, "-m", "pytriton", "serve", file, "--address=127.0.0.1", *options]
+        self._command = [sys.executable, "-m", "pytriton", "serve", file, "--address=127.0.0.1", *options, *more]
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -156,7 +156,7 @@ class ServeCommand:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         eventually(lambda: "Serving. Press Ctrl+C" in self.written or not self._reader.is_alive())
-        found = re.search(r"HTTP +(http://\S+)", self.written)
+        found = re.search(r"HTTP +(http://[^\s\"\\]+)", self.written)
         assert found, self.written
         self.url = found[1]
 

@@ -111,7 +111,10 @@ def test_callables_of_all_kinds_serve_one_model(
     # Numbered as they stand among all callables of the model.
     assert ("pytriton.worker.kinds.1", "INFO", f"made with 2.5 red {tmp_path}") in lines
     assert ("pytriton.worker.kinds.2", "INFO", f"made with 2.5 green {tmp_path}") in lines
-    assert ("pytriton.worker.kinds.1", "ERROR", "weights: loaded") in lines
+    # What they log comes under its own name.
+    assert lines.count(("weights", "ERROR", "loaded")) == 2
+    workers = {vars(record)["worker"] for record in caplog.records if record.name == "weights"}
+    assert workers == {"kinds.1", "kinds.2"}
     # By one of the processes, and not by the callable of this one.
     eventually(lambda: "raised ValueError: this value is bad" in str(infer(triton.http_url, "kinds", RAISE)))
 
@@ -209,6 +212,16 @@ def test_killed_processes_cost_the_requests_that_they_had_and_come_again(
     assert triton.is_alive()
 
 
+def test_a_process_hears_signals_that_its_program_blocks(bind: Callable[..., None]) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        bind("masked", ProcessWorker(process_models.make))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    [pid] = worker_processes()
+    assert "SigBlk:\t0000000000000000" in Path(f"/proc/{pid}/status").read_text()
+
+
 def test_a_process_that_ends_too_often_is_given_up_with_the_reason(
     triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,7 +274,7 @@ def test_a_process_that_takes_longer_than_a_batch_may_take_is_replaced(
         ("support.process_models:missing", {}, "has no 'missing'"),
         ("support.missing:make", {}, "there is no module 'support.missing'"),
         ("support.process_models:make", {"kwargs": {"colour": 1}}, "unexpected keyword argument 'colour'"),
-        ("support.process_models:make", {"python": "/bin/false"}, "with pytriton-proxy-backend at /bin/false. It"),
+        ("support.process_models:make", {"python": "/bin/false"}, "received a program that ends with exit code 1"),
         ("time:sleep", {"args": (600,), "start_timeout_s": 0.5}, "was not ready within 0.5 s"),
     ],
 )

@@ -239,6 +239,22 @@ def test_large_arrays_and_inputs_that_are_kept_stay_whole(either_address: str) -
         np.testing.assert_array_equal(array[0], rows * np.float32(factor))
 
 
+def test_requests_that_are_too_large_together_and_one_that_is_by_itself(either_address: str) -> None:
+    sizes = [5 << 20, 5 << 20, 5 << 20, 1, 17 << 20, 7 << 20, 0]
+
+    def lengths(requests: Any) -> Any:
+        return [{"y": np.array([[request["x"].size]], np.float32)} for request in requests]
+
+    with proxy(either_address) as served, worker(lengths, either_address):
+        for size, caller in zip(sizes, served.send(*(np.zeros(size, np.float32) for size in sizes)), strict=True):
+            answer = caller.wait()
+            if size > 16 << 20:
+                assert answer[0] == ErrorCode.INVALID_ARG
+                assert "arena_budget_bytes" in answer[1]
+            else:
+                assert answer["y"] == size
+
+
 def test_errors_of_the_callable_are_those_of_its_requests(either_address: str) -> None:
     def fail(requests: Any) -> Any:
         if len(requests) == 1:

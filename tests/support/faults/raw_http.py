@@ -9,11 +9,15 @@ from pytriton.triton import Triton
 from support.waiting import PATIENCE_S
 
 
-def connect(triton: Triton) -> socket.socket:
-    """Open a connection to a server that runs."""
+def connect(triton: Triton, receive_buffer: int | None = None) -> socket.socket:
+    """Open a connection to a server that runs; with a small buffer, the server soon has to wait for what is read."""
     assert triton.http_url is not None
     host, port = triton.http_url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(PATIENCE_S)
+    connection.connect((host, int(port)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

@@ -40,7 +40,7 @@ class CharacterModel:
                 weights **= 1 / temperature
                 chosen = characters[random.choice(len(characters), p=weights / weights.sum())]
             else:
-                chosen = characters[int(weights.argmax())]
+                chosen = characters[int(np.argmax(weights))]
             text += chosen
             yield chosen
 

@@ -248,11 +248,11 @@ class Side:
         }
 
     def metrics(self, model: str) -> dict[str, float]:
-        """Return the counters of a model that count no time, and those that it has made itself."""
+        """Return Triton's counters of a model that count no time, and those that it has made itself."""
         return {
             f"{name}{{{labels}}}": value
             for name, labels, value in self._metrics(model)
-            if not name.endswith(("_us", "pending_request_count"))
+            if not name.startswith("pytriton_") and not name.endswith(("_us", "pending_request_count"))
         }
 
     def pending(self, model: str) -> float:

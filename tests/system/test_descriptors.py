@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.client
 import os
+import resource
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from pytriton.proxy_backend.system.shortage import advise, explain
 from pytriton.server.errors import TritonServerError
-from support.serving import short_home
-from support.waiting import PATIENCE_S
+from pytriton.triton import Triton
+from support.callables import X, Y, identity
+from support.http import call, infer
+from support.serving import local_config, running, server_pid, short_home
+from support.waiting import PATIENCE_S, eventually
 
 CAUSE = "File descriptors have run out: a process may have {}. Raise the limit (ulimit -n)"
 
@@ -172,3 +180,51 @@ def test_a_client_names_them() -> None:
     said = run(CLIENT)
     assert "Too many open files. This process has run out of file descriptors: close clients" in said, said
     assert "Check that it runs" not in said
+
+
+def test_a_server_may_open_as_many_as_the_system_lets_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        with running(Triton(config=local_config())) as triton:
+            wanted = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+            assert resource.prlimit(server_pid(triton), resource.RLIMIT_NOFILE)[0] == wanted
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def status(url: str, path: str) -> int | None:
+    """Return the status of an answer; `None` where there is none, as for a request that comes late."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return call(url, "GET", path)[0]
+    return None
+
+
+def test_callers_without_a_descriptor_are_turned_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Not left waiting, and without a flood in the log; the metrics say how near it is."""
+    config = local_config(allow_metrics=True, metrics_port=0)
+    with running(Triton(config=config)) as triton, contextlib.ExitStack() as connections:
+        triton.bind("m", identity, X, Y)
+        url, pid = str(triton.http_url), server_pid(triton)
+        left = 8
+        limit = len(os.listdir(f"/proc/{pid}/fd")) + left
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        host, port = url.removeprefix("http://").split(":")
+        for _ in range(4 * left):
+            connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+        eventually(lambda: "Too many open files: callers over HTTP are turned away" in caplog.text)
+        # Probes see that it is alive, and take no more callers to it; all others have to go.
+        assert eventually(lambda: status(url, "/v2/health/live")) == 200
+        assert eventually(lambda: status(url, "/v2/health/ready")) == 503
+        with pytest.raises(OSError, match=r"reset|closed|aborted|Broken pipe"):
+            infer(url, "m", 3.0)
+        with urllib.request.urlopen(str(triton.metrics_url), timeout=PATIENCE_S) as page:
+            told = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if "_files " in line[:40])
+        assert float(told["pytriton_server_open_files"]) >= limit - 2
+        assert float(told["pytriton_server_max_files"]) == limit
+        connections.close()
+        eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) < limit - 2)
+        assert infer(url, "m", 3.0) == [3.0]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        # Not for each of them.
+        assert caplog.text.count("callers over HTTP are turned away") < left

@@ -1,0 +1,107 @@
+"""Proxies that the environment names: none comes between a program and a server of its own host."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+from pytriton.cli.openai_endpoint import _no_proxy
+from pytriton.client.utils import TritonUrl, create_client_from_url
+from pytriton.server.control.connect import connect
+from pytriton.triton import Triton
+from support.clients import ask_all, serving_all
+from support.http import Forwards, serving
+from support.waiting import PATIENCE_S
+
+VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[socket.socket]:
+    """A proxy that nobody may come to; whoever does waits for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patch:
+        for name in VARIABLES:
+            patch.setenv(name, f"http://127.0.0.1:{listening.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+            patch.delenv(name, raising=False)
+        yield listening
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+@pytest.fixture(scope="module", params=["http", "grpc"])
+def triton(request: pytest.FixtureRequest, proxy: socket.socket) -> Iterator[Triton]:
+    """A server that is managed over the one protocol that it has."""
+    with serving_all(**{f"allow_{'grpc' if request.param == 'http' else 'http'}": False}) as server:
+        yield server
+
+
+@pytest.fixture
+def url(triton: Triton) -> str:
+    return str(triton.http_url or triton.grpc_url)
+
+
+def test_no_client_takes_one(url: str) -> None:
+    ask_all(url)
+    with create_client_from_url(url) as lent:
+        assert lent.is_model_ready("same")
+
+
+def test_nor_does_the_command_line(url: str) -> None:
+    command = [sys.executable, "-m", "pytriton", "infer", url, "same", "x=[1, 2]"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "pytriton", "models", url, "same"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "same" in done.stdout
+
+
+@pytest.fixture
+def elsewhere(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of the same server with a name that the proxy of the environment alone knows."""
+    parts = urlsplit(url)
+    address = f"{parts.scheme}://triton.test:8000"
+    asked: list[str] = []
+    handler = type("Handler", (Forwards,), {"upstream": parts.netloc, "prefix": address, "asked": asked})
+    with serving(handler) as proxy:
+        for name in VARIABLES:
+            monkeypatch.setenv(name, f"http://{proxy}")
+        yield address
+    assert asked
+
+
+def test_the_command_line_takes_one_to_other_hosts(elsewhere: str) -> None:
+    for command in (["infer", elsewhere, "same", "x=[1, 2]"], ["models", elsewhere, "same"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytriton", *command],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_calls_that_manage_a_server_take_one(elsewhere: str, triton: Triton) -> None:
+    with closing(connect(TritonUrl.from_url(elsewhere), triton.get_access_token(), None)) as control:
+        assert control.is_listening(PATIENCE_S)
+        assert control.is_ready()
+        assert {it["name"] for it in control.all_statistics()} == {"same", "count"}
+
+
+def test_the_process_of_openai_endpoints_takes_none_to_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert _no_proxy("grpc://10.1.2.3:8001") == {"no_proxy": "10.1.2.3", "no_grpc_proxy": "10.1.2.3"}
+    monkeypatch.setenv("NO_PROXY", "a,b")
+    assert _no_proxy("grpc://[fe80::1]:8001") == {"no_proxy": "a,b,fe80::1", "no_grpc_proxy": "a,b,fe80::1"}
+    monkeypatch.setenv("no_grpc_proxy", "c")
+    assert _no_proxy("http://host:80") == {"no_proxy": "a,b,host", "no_grpc_proxy": "c,host"}

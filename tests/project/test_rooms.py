@@ -1,0 +1,90 @@
+"""`tools/rooms.py`: what it refuses, and what it lets pass."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from support.paths import ROOT, load_program
+
+
+@pytest.fixture
+def rooms() -> Any:
+    return load_program(ROOT / "tools" / "rooms.py")
+
+
+def tree(text: str) -> ast.Module:
+    return ast.parse(dedent(text))
+
+
+def test_private_attributes_of_others_are_refused(rooms: Any) -> None:
+    source = tree(
+        """
+        import os
+
+        class Mine(Theirs):
+            _kind = 1
+            __slots__ = ("_slot",)
+
+            def __init__(self):
+                self._value = self._inherited = 0
+                super()._set()
+
+            def __eq__(self, other):
+                return self._value == other._value and other._slot == other._kind
+
+        def _start(triton):
+            os._exit(triton._config)
+            triton._start()
+        """
+    )
+    assert list(rooms.private_attributes("pytriton.a", source)) == [
+        "private-attribute pytriton.a triton._config",
+        "private-attribute pytriton.a triton._start",
+    ]
+
+
+def test_private_names_of_another_house_are_refused(rooms: Any) -> None:
+    source = tree(
+        """
+        from pytriton.client import ModelClient, _sync
+        from pytriton.client._core.options import CallOptions
+        from pytriton.server._namespace import require_namespace_package
+        from pytriton.server._inner import mine
+        import pytriton.openai._models
+        """
+    )
+    assert list(rooms.private_imports("pytriton.server.a", source)) == [
+        "private-import pytriton.server.a pytriton.client._sync",
+        "private-import pytriton.server.a pytriton.client._core.options.CallOptions",
+        "private-import pytriton.server.a pytriton.openai._models",
+    ]
+
+
+def test_the_baseline_holds_what_is_found_and_nothing_else(
+    rooms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = rooms.BASELINE.read_text(encoding="utf-8")
+    monkeypatch.setattr(rooms, "BASELINE", tmp_path / "baseline.txt")
+    rooms.BASELINE.write_text(text, encoding="utf-8")
+    assert rooms.main() == 0
+    rooms.BASELINE.write_text(text + "modules tests/gone 17\n", encoding="utf-8")
+    assert rooms.main() == 1
+    assert "nothing needs it any more: modules tests/gone 17\n" in capsys.readouterr().out
+    monkeypatch.setattr(rooms, "MAX_MODULES", 1)
+    assert rooms.main() == 1
+    assert "Breaks a rule of tools/rooms.py: modules tests/serving " in capsys.readouterr().out
+
+
+def test_large_classes_are_refused_by_steps(rooms: Any) -> None:
+    for lines, found in (
+        (400, []),
+        (401, ["class-lines pytriton.a Large 425"]),
+        (425, ["class-lines pytriton.a Large 425"]),
+    ):
+        source = tree("class Large:\n" + "    size = 1\n" * (lines - 1))
+        assert list(rooms.large_classes("pytriton.a", source)) == found
