@@ -117,9 +117,17 @@ def _create(interpreter: str, folder: Path, requirements: Sequence[str]) -> None
 
 
 def _run(command: Sequence[str]) -> None:
+    # The lock of our checks is not that of the peers.
+    variables = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     try:
         subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=True
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_TIMEOUT_S,
+            check=True,
+            env=variables,
         )
     except subprocess.CalledProcessError as error:
         tail = " / ".join((error.stderr or error.stdout).strip().splitlines()[-3:])

@@ -7,8 +7,8 @@ load, waits until there are two again, and ends everything.
 from __future__ import annotations
 
 import os
+import random
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -96,10 +96,8 @@ def call_for_ever(url: str, number: int, over: list[bool]) -> Counter[str]:
 
 def main() -> None:
     """Deploy, ask, kill, tell."""
-    with socket.socket() as http, socket.socket() as grpc:
-        for holder in (http, grpc):
-            holder.bind(("127.0.0.1", 0))
-        http_port, grpc_port = (holder.getsockname()[1] for holder in (http, grpc))
+    # Below those that the system gives away, so that nobody has them by the time that the nodes are there.
+    http_port, grpc_port = random.sample(range(20_000, 30_000), 2)
     with two_nodes():
         serve.start(
             # On a real cluster every node has proxies; here they would want the same ports.
