@@ -121,6 +121,73 @@ def test_without_the_variable_they_run_once(dev: Any, monkeypatch: pytest.Monkey
     assert [server for _, server in runner.ran] == [""]
 
 
+FLICKERING = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("index", range({count}))
+def test_each(index):
+    mark = Path(__file__).with_name(f"{{index}}.mark")
+    had, is_good = mark.exists(), {steady}
+    mark.touch()
+    assert is_good or (had and not {lasting})
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "steady", "lasting", "code", "runs"),
+    [
+        (5, True, False, 0, 1),
+        (5, "index != 3", False, 0, 2),
+        (5, "index != 3", True, 1, 2),
+        (5, False, False, 1, 1),
+    ],
+    ids=["none failed", "one failed once", "one failed twice", "many failed"],
+)
+def test_what_failed_in_ci_is_tried_once_more(
+    count: int,
+    steady: object,
+    lasting: bool,
+    code: int,
+    runs: int,
+    dev: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_each.py").write_text(FLICKERING.format(count=count, steady=steady, lasting=lasting))
+    asked = []
+
+    def run(_runner: object, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        asked.append(arguments)
+        command = [sys.executable, "-m", "pytest", "-p", "no:randomly", *arguments[2:], "."]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        return subprocess.run(command, cwd=tmp_path, env={**environment, **(extra or {})}, check=False).returncode
+
+    monkeypatch.setattr(dev.Runner, "hatch", run)
+    monkeypatch.setattr(dev, "home_of_python", lambda *, locked: tmp_path)
+    monkeypatch.setattr(dev, "hatch_environment", lambda home: {})
+    runner = dev.Runner()
+    runner.step("These", "run", "test", *dev.report("these", wanted=True))
+    assert runner.finish() == code
+    assert len(asked) == runs
+    assert ("unstable            These: test_each.test_each[3]" in capfd.readouterr().out) is (code == 0 and runs == 2)
+
+
+def test_what_failed_is_not_tried_again_outside_of_ci(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(dev.Runner, "hatch", lambda _runner, *arguments, extra=None: asked.append(arguments) or 1)
+    monkeypatch.setattr(dev, "home_of_python", lambda *, locked: tmp_path)
+    monkeypatch.setattr(dev, "hatch_environment", lambda home: {})
+    runner = dev.Runner()
+    runner.step("These", "run", "test", *dev.report("these", wanted=False))
+    assert runner.finish() == 1
+    assert len(asked) == 1
+
+
 def test_byte_code_is_kept_of_what_does_not_change(dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lasting, temporary = tmp_path / "checkout", tmp_path / "tmp"
     for folder in (lasting, temporary):
