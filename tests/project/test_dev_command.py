@@ -179,7 +179,12 @@ def test_what_failed_is_not_tried_again_outside_of_ci(
     dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(dev.Runner, "hatch", lambda _runner, *arguments, extra=None: asked.append(arguments) or 1)
+
+    def run(_runner: object, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        asked.append(arguments)
+        return 1
+
+    monkeypatch.setattr(dev.Runner, "hatch", run)
     monkeypatch.setattr(dev, "home_of_python", lambda *, locked: tmp_path)
     monkeypatch.setattr(dev, "hatch_environment", lambda home: {})
     runner = dev.Runner()
