@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from pytriton import inprocess
-from pytriton.cli import openai_endpoint, reloading
+from pytriton.cli import reloading
 from pytriton.cli.reloading import Reloader
 from pytriton.client import _futures_pool
 from pytriton.client._grpc.watchdog import Watchdog as ClientWatchdog
@@ -43,7 +43,7 @@ from pytriton.server.models import worker_watch
 from pytriton.server.models.worker_watch import WorkerWatch
 from pytriton.server.observe.metrics_page import MetricsPage
 from pytriton.server.tritonserver.process import ExitReport, ServerProcess
-from pytriton.triton import RemoteTriton, Triton
+from pytriton.triton import RemoteTriton, Triton, _beside
 from pytriton.triton import _remote as remote_module
 from support import python_models
 from support.callables import double
@@ -413,7 +413,7 @@ def test_the_watchdog_of_a_server_goes_on(told: Callable[[], str], monkeypatch: 
     watch._thread.join(PATIENCE_S)
 
 
-def test_endpoints_that_cannot_be_started_are_started_again(
+def test_a_program_beside_a_server_that_cannot_be_started_is_started_again(
     told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
@@ -422,13 +422,11 @@ def test_endpoints_that_cannot_be_started_are_started_again(
         started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
         return started[-1]
 
-    monkeypatch.setattr(openai_endpoint, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(openai_endpoint, "subprocess", SimpleNamespace(Popen=failing_once(start), DEVNULL=-3))
-    triton: Any = SimpleNamespace(grpc_url="grpc://localhost:1", http_url=None, get_access_token=lambda: "token")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with openai_endpoint.endpoint_beside(triton, listener, None):
-            eventually(lambda: started)
-        assert [each.poll() for each in started] == [-signal.SIGTERM]
+    monkeypatch.setattr(_beside, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(_beside, "subprocess", SimpleNamespace(Popen=failing_once(start), DEVNULL=-3))
+    with _beside.run_beside(Triton(), ["program"], name="a program", restart=False):
+        eventually(lambda: started)
+    assert [each.poll() for each in started] == [-signal.SIGTERM]
 
 
 def test_the_console_looks_again(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:

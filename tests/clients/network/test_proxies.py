@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pytriton.cli.openai_endpoint import _no_proxy
 from pytriton.client.utils import TritonUrl, create_client_from_url
 from pytriton.server.control.connect import connect
 from pytriton.triton import Triton
@@ -95,13 +94,3 @@ def test_calls_that_manage_a_server_take_one(elsewhere: str, triton: Triton) -> 
         assert control.is_listening(PATIENCE_S)
         assert control.is_ready()
         assert {it["name"] for it in control.all_statistics()} == {"same", "count"}
-
-
-def test_the_process_of_openai_endpoints_takes_none_to_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    assert _no_proxy("grpc://10.1.2.3:8001") == {"no_proxy": "10.1.2.3", "no_grpc_proxy": "10.1.2.3"}
-    monkeypatch.setenv("NO_PROXY", "a,b")
-    assert _no_proxy("grpc://[fe80::1]:8001") == {"no_proxy": "a,b,fe80::1", "no_grpc_proxy": "a,b,fe80::1"}
-    monkeypatch.setenv("no_grpc_proxy", "c")
-    assert _no_proxy("http://host:80") == {"no_proxy": "a,b,host", "no_grpc_proxy": "c,host"}

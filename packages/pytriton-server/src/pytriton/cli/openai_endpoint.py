@@ -2,22 +2,15 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
-from urllib.parse import urlsplit
 
 import typer
-
-from pytriton.proxy_backend.system.threads import keep_on
-from pytriton.server.tritonserver.process import shim_command
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -36,14 +29,9 @@ __all__ = [
 API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
 """Where the API key is looked for."""
 
-logger = logging.getLogger(__name__)
-
 _NEEDED = ("fastapi", "uvicorn", "jinja2", "jsonschema")
 _INSTALL = 'pip install "pytriton-server[openai]"'
-_END_S = 10.0
 _BACKLOG = 2048
-_PAUSE_S = 1.0
-_GRPC_VARIABLE = "no_grpc_proxy"
 
 
 class EndpointError(Exception):
@@ -167,17 +155,6 @@ def describe_endpoints(triton: "Triton") -> Iterator[str]:
         yield f"OpenAI: {model.name} at {', '.join(endpoints)}"
 
 
-def _no_proxy(url: str) -> dict[str, str]:
-    """Return the variables by which no proxy comes between a process and the server at an address."""
-    host = urlsplit(url).hostname or ""
-    found = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    # Where gRPC finds its own, it does not look at the other one.
-    grpc = os.environ.get(_GRPC_VARIABLE) or found
-    return {
-        name: ",".join(filter(None, [value, host])) for name, value in (("no_proxy", found), (_GRPC_VARIABLE, grpc))
-    }
-
-
 @contextlib.contextmanager
 def endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Path | None) -> Iterator[None]:
     """Run the endpoints for a server of this process, in a process of its own, until the block ends.
@@ -190,54 +167,13 @@ def endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Pat
         listener: Where they listen.
         api_key_file: Holds the key.
     """
+    from pytriton.triton import run_beside
+
     command = [sys.executable, "-m", "pytriton", "openai", str(triton.grpc_url or triton.http_url)]
     command += ["--descriptor", str(listener.fileno())]
     command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
-    token = triton.get_access_token()
-    environment = {**os.environ, **_no_proxy(command[4]), **({"PYTRITON_ACCESS_TOKEN": token} if token else {})}
-    is_over = threading.Event()
-    process: list[subprocess.Popen[bytes]] = []
-    lock = threading.Lock()
-
-    def keep() -> None:
-        while not is_over.is_set():
-            # As where no process can be started just now.
-            keep_on(run_once, "The process of the OpenAI endpoints cannot be looked after")
-            is_over.wait(_PAUSE_S)
-
-    def run_once() -> None:
-        with lock:
-            if is_over.is_set():
-                return
-            # It ends with this process, however that ends.
-            shim = shim_command(signal.SIGTERM)
-            child = subprocess.Popen(
-                [*shim, *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[listener.fileno()],
-                # Ctrl+C is for this process alone, which ends the other one.
-                start_new_session=True,
-            )
-            process[:] = [child]
-        code = child.wait()
-        if not is_over.is_set():
-            logger.error("The process of the OpenAI endpoints ended with exit code %s: it is started again.", code)
-
-    keeper = threading.Thread(target=keep, name="pytriton-openai")
-    keeper.start()
-    try:
+    with run_beside(triton, command, name="the OpenAI endpoints", descriptors=[listener.fileno()]):
         yield
-    finally:
-        is_over.set()
-        with lock:
-            child = process[0] if process else None
-        if child is not None:
-            child.terminate()
-        keeper.join(_END_S)
-        if keeper.is_alive() and child is not None:
-            child.kill()
-            keeper.join()
 
 
 def _shown(listener: socket.socket) -> str:

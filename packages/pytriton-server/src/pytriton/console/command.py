@@ -5,7 +5,6 @@ import importlib.util
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ PASSWORD_VARIABLE = "PYTRITON_CONSOLE_PASSWORD"
 _NEEDED = ("nicegui", "fastapi", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[console]"'
 _LOG_BYTES = 1 << 20
-_END_S = 10.0
 
 
 def console(
@@ -118,7 +116,7 @@ def console_beside(triton: "Triton", port: int) -> Iterator[None]:
         triton: The server, which runs.
         port: Where the console listens, on loopback.
     """
-    from pytriton.server.tritonserver.process import shim_command
+    from pytriton.triton import run_beside
 
     with tempfile.TemporaryDirectory(prefix="pytriton-console-") as folder:
         log = Path(folder, "server.log")
@@ -128,23 +126,14 @@ def console_beside(triton: "Triton", port: int) -> Iterator[None]:
         command += ["--log-file", str(log)]
         command += ["--metrics-url", triton.metrics_url] if triton.metrics_url else []
         command += ["--grpc-url", triton.grpc_url] if triton.grpc_url else []
-        token = triton.get_access_token()
-        environment = {**os.environ, **({"PYTRITON_ACCESS_TOKEN": token} if token else {})}
-        # It ends with this process, however that ends.
-        shim = shim_command(signal.SIGTERM)
-        process = subprocess.Popen([*shim, *command], env=environment, stdin=subprocess.DEVNULL)
         logging.getLogger().addHandler(handler)
         try:
-            yield
+            # It prints why it cannot listen; to start it again would not help.
+            with run_beside(triton, command, name="the console", restart=False):
+                yield
         finally:
             logging.getLogger().removeHandler(handler)
             handler.close()
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def _read_password(path: Path | None) -> str | None:

@@ -35,6 +35,7 @@ from pytriton.server.tritonserver.binary import TritonServerNotFoundError
 from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import MONITORING_PERIOD_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
+from pytriton.triton._beside import run_beside
 from pytriton.triton._constants import (
     GROWTH_BACKEND_SHM_SIZE,
     INITIAL_BACKEND_SHM_SIZE,
@@ -91,6 +92,7 @@ __all__ = [
     "VertextAILifecyclePolicy",
     "Workspace",
     "WorkspaceError",
+    "run_beside",
     "running",
 ]
 

@@ -1,0 +1,125 @@
+"""Programs that run beside a server, each in a process of its own."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from pytriton.proxy_backend.system.threads import keep_on
+from pytriton.server.tritonserver.process import shim_command
+from pytriton.triton._triton import Triton
+
+__all__ = ["run_beside"]
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
+_END_S = 10.0
+_GRPC_VARIABLE = "no_grpc_proxy"
+
+
+@contextlib.contextmanager
+def run_beside(
+    triton: Triton, command: Sequence[str], *, name: str, descriptors: Collection[int] = (), restart: bool = True
+) -> Iterator[None]:
+    """Run a program for a running server, in a process of its own, until the block ends.
+
+    The program gets the access token of the server as `PYTRITON_ACCESS_TOKEN`, and reaches the server without a proxy.
+    It ends with this process, however that ends. Ctrl+C goes to this process alone, which ends the program.
+
+    ```python
+    triton.serve(beside=lambda: run_beside(triton, ["my-dashboard", triton.metrics_url], name="the dashboard"))
+    ```
+
+    Args:
+        triton: The server.
+        command: The program and its arguments.
+        name: What the log calls it.
+        descriptors: Open files that the program inherits, such as a socket that it is to listen at.
+        restart: Whether it is started again when it ends by itself.
+    """
+    token = triton.get_access_token()
+    environment = {
+        **os.environ,
+        **_no_proxy(triton.grpc_url or triton.http_url or ""),
+        **({"PYTRITON_ACCESS_TOKEN": token} if token else {}),
+    }
+    program = _Program(name, [*shim_command(signal.SIGTERM), *command], environment, descriptors, restart)
+    keeper = threading.Thread(target=program.keep, name="pytriton-beside")
+    keeper.start()
+    try:
+        yield
+    finally:
+        program.end(keeper)
+
+
+class _Program:
+    """A program that a thread starts, waits for and starts again."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: Collection[int],
+        again: bool,
+    ) -> None:
+        self._name = name
+        self._command = command
+        self._environment = environment
+        self._descriptors = descriptors
+        self._again = again
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def keep(self) -> None:
+        """Run the program, again and again if it is to be started again, until `end` is called."""
+        while not self._is_over.is_set():
+            # A failure means that the system starts no process just now.
+            if keep_on(self._run_once, f"The process of {self._name} cannot be looked after") and not self._again:
+                return
+            self._is_over.wait(_PAUSE_S)
+
+    def end(self, keeper: threading.Thread) -> None:
+        """End the program, and wait for the thread that runs `keep`."""
+        self._is_over.set()
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.terminate()
+        keeper.join(_END_S)
+        if keeper.is_alive() and process is not None:
+            process.kill()
+            keeper.join()
+
+    def _run_once(self) -> None:
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=self._descriptors,
+                start_new_session=True,
+            )
+        code = self._process.wait()
+        if not self._is_over.is_set():
+            then = ": it is started again." if self._again else "."
+            logger.error("The process of %s ended with exit code %s%s", self._name, code, then)
+
+
+def _no_proxy(url: str) -> dict[str, str]:
+    """Return the variables by which no proxy comes between a process and the server at an address."""
+    host = urlsplit(url).hostname or ""
+    found = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    # gRPC does not look at no_proxy where it finds a variable of its own.
+    grpc = os.environ.get(_GRPC_VARIABLE) or found
+    return {
+        name: ",".join(filter(None, [value, host])) for name, value in (("no_proxy", found), (_GRPC_VARIABLE, grpc))
+    }
