@@ -171,6 +171,8 @@ def hatch_environment(home: Path) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         **pip_settings(),
         "PYTHONPYCACHEPREFIX": str(byte_code_folder()),
+        # Of the native libraries, wheels that tests build included: only what changed is compiled.
+        "PYTRITON_BUILD_OBJECTS": str(TOOLS / "objects"),
         "HATCH_CONFIG": str(config),
         "HATCH_DATA_DIR": str(home / "data"),
         "HATCH_CACHE_DIR": str(TOOLS / "cache"),

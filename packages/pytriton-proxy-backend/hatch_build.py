@@ -9,21 +9,28 @@ is asked for as a build requirement only then. Environment variables:
 
     PYTRITON_BUILD_WITH_ZIG=1   use ziglang even where there is a compiler: for wheels that run on every glibc from 2.17
     PYTRITON_BUILD_ARCH         `x86_64` or `aarch64`; another one than this machine's is built with ziglang
+    PYTRITON_BUILD_OBJECTS      a folder where compiled files are kept, and found by the next build; `tools/dev.py` sets
+                                it, without it everything is compiled
 
-`python hatch_build.py` compiles again for an editable install if a source changed; `--force` always does.
+`python hatch_build.py` compiles for an editable install what changed; `--force` compiles everything.
 Standard library only, since it runs in build environments of every supported Python.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +40,7 @@ except ModuleNotFoundError:  # run as a script, in an environment that builds no
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ROOT = Path(__file__).resolve().parent
+NATIVE = ROOT / "native"
 LIBRARY_NAME = "libtriton_pytriton.so"
 INPROCESS_LIBRARY_NAME = "libtriton_pytriton_inprocess.so"
 GUARD_LIBRARY_NAME = "libpytriton_guard.so"
@@ -47,6 +55,11 @@ ZIG_TARGET = "{arch}-linux-gnu." + ZIG_GLIBC
 ARCHITECTURES = ("x86_64", "aarch64")
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_TIMEOUT_S = 600
+OBJECTS_VARIABLE = "PYTRITON_BUILD_OBJECTS"
+OBJECTS_KEPT_S = 30 * 24 * 3600.0
+# No `-I` is among the flags, so an included file of ours lies where its name leads from the folder of the file that
+# includes it. Files of the system are a part of the compiler, see `Objects`.
+INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"\n]+)"', re.MULTILINE)
 
 # The functions of Triton stay undefined: the server that loads the library has them, under a file name that differs
 # from server to server. Everything else must be there at load time and not at the first call, hence `-z now`.
@@ -97,7 +110,7 @@ LIBRARIES = (
             "src/response_cache.cc",
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
-        ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
+        ("-include", str(NATIVE / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
         ("-Wl,--no-undefined", "-ldl"),
         ("TRITONBACKEND_*", "pytriton_inprocess_*"),
     ),
@@ -196,15 +209,20 @@ def sources(library: NativeLibrary) -> list[Path]:
     """
     found: list[Path] = []
     for pattern in library.sources:
-        files = sorted((ROOT / "native").glob(pattern))
+        files = sorted(NATIVE.glob(pattern))
         if not files:
-            raise CompileError(f"There is no C++ source {ROOT / 'native' / pattern}; is the source tree complete?")
+            raise CompileError(f"There is no C++ source {NATIVE / pattern}; is the source tree complete?")
         found += files
     return found
 
 
-def compile_library(folder: Path, library: NativeLibrary = LIBRARIES[0]) -> Compiler:
+def compile_library(folder: Path, library: NativeLibrary = LIBRARIES[0], *, force: bool = False) -> Compiler:
     """Compile a library into a folder. An older one is replaced in one step: a server may have it loaded.
+
+    Args:
+        folder: Where the library is written.
+        library: What it is made of.
+        force: Whether files are compiled again that were compiled before.
 
     Returns:
         The compiler that did it.
@@ -216,26 +234,90 @@ def compile_library(folder: Path, library: NativeLibrary = LIBRARIES[0]) -> Comp
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=folder) as made_here:
         scratch = Path(made_here)
-
-        def compile_one(source: Path) -> Path:
-            made = scratch / f"{source.stem}.o"
-            flags = [*COMPILE_FLAGS, *library.compile_flags]
-            run_compiler([*compiler.command, *flags, "-c", str(source), "-o", str(made)])
-            return made
-
+        kept = os.environ.get(OBJECTS_VARIABLE)
+        flags = [*COMPILE_FLAGS, *library.compile_flags]
+        objects = Objects(Path(kept) if kept else scratch, compiler.command, flags, force=force)
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compile_one, sources(library)))
+            compiled = list(pool.map(objects.compile, sources(library)))
         exports = scratch / "exports.map"
         exports.write_text(VERSION_SCRIPT.format(exports="; ".join(library.exports)))
         linked = scratch / library.name
         flags = [*LINK_FLAGS, *compiler.link_flags, f"-Wl,--version-script={exports}"]
-        run_compiler([*compiler.command, *flags, *map(str, objects), *library.link_flags, "-o", str(linked)])
+        run_compiler([*compiler.command, *flags, *map(str, compiled), *library.link_flags, "-o", str(linked)])
         os.replace(linked, folder / library.name)
     return compiler
 
 
-def run_compiler(command: list[str]) -> None:
-    """Run one step of the compilation and show its warnings.
+class Objects:
+    """Compiled files in a folder, under names that say what they were compiled of, with which compiler and flags.
+
+    Two builds may use one folder at the same time.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str], flags: Sequence[str], *, force: bool) -> None:
+        """Ask the compiler for its version.
+
+        Raises:
+            CompileError: If the compiler is missing.
+        """
+        self._folder = folder
+        self._command = [*command, *flags]
+        self._force = force
+        # Headers of the system and the C++ library change with the compiler's version.
+        self._key = digest_of([run_compiler([*command, "--version"]), *command, *without_folders(flags)])
+
+    def compile(self, source: Path) -> Path:
+        """Return the compiled file of a source file; compile it unless that was done before."""
+        made = self._folder / f"{source.stem}-{digest_of([self._key, *contents(source, self._command)])[:32]}.o"
+        if self._force or not made.is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".compile-", dir=self._folder) as scratch:
+                fresh = Path(scratch) / made.name
+                run_compiler([*self._command, "-c", str(source), "-o", str(fresh)])
+                os.replace(fresh, made)
+        os.utime(made)
+        return made
+
+
+def contents(source: Path, flags: Sequence[str] = ()) -> list[str]:
+    """Return the names and contents of a source file and of all files of ours that it includes.
+
+    Args:
+        source: The source file.
+        flags: Options of the compiler; `-include` names a file more.
+    """
+    found: dict[Path, bytes] = {}
+    waiting = [source, *(Path(value) for flag, value in pairwise(flags) if flag == "-include")]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            # A file that is missing is the compiler's to report.
+            found[path] = path.read_bytes() if path.is_file() else b""
+            names = [os.fsdecode(name) for name in INCLUDE.findall(found[path])]
+            waiting += [Path(os.path.normpath(path.parent / name)) for name in names]
+    return [text for path in sorted(found) for text in (*without_folders([str(path)]), found[path].decode())]
+
+
+def without_folders(texts: Sequence[str]) -> list[str]:
+    """Return texts with paths from the folder of this file on, wherever that lies."""
+    return [text.replace(str(ROOT), "") for text in texts]
+
+
+def digest_of(texts: Sequence[str]) -> str:
+    """Return one digest of several texts."""
+    return hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()
+
+
+def forget_old_objects() -> None:
+    """Remove the compiled files that no build has used for a month."""
+    kept = os.environ.get(OBJECTS_VARIABLE)
+    for path in Path(kept).glob("*.o") if kept else ():
+        if path.stat().st_mtime < time.time() - OBJECTS_KEPT_S:
+            path.unlink(missing_ok=True)
+
+
+def run_compiler(command: list[str]) -> str:
+    """Run one step of the compilation, show its warnings and return what else the compiler printed.
 
     Raises:
         CompileError: If the compiler is missing, fails or does not end.
@@ -251,21 +333,39 @@ def run_compiler(command: list[str]) -> None:
         raise CompileError(f"{shlex.join(command)}\nfailed ({done.returncode}):\n{done.stderr.strip()}\n{advice}")
     if done.stderr.strip():
         print(done.stderr.strip(), file=sys.stderr)
+    return done.stdout
 
 
-def is_stale(library: Path) -> bool:
-    """Tell whether a source, a header or this hook is newer than the library."""
-    if not library.is_file():
-        return True
-    inputs = [Path(__file__), *(ROOT / "native").rglob("*.cc"), *(ROOT / "native").rglob("*.h")]
-    return library.stat().st_mtime < max(path.stat().st_mtime for path in inputs)
+def source_digest(library: NativeLibrary) -> str:
+    """Return a digest of all that a library is made of, whatever compiles it."""
+    made_of = [text for source in sources(library) for text in contents(source, library.compile_flags)]
+    flags = [*COMPILE_FLAGS, *library.compile_flags, *LINK_FLAGS, *STATIC_RUNTIME, *library.link_flags]
+    return digest_of([*made_of, *without_folders(flags), VERSION_SCRIPT, *library.exports])
+
+
+def stamp_file(library: NativeLibrary) -> Path:
+    """Return the file of an editable install that says what a library there was made of."""
+    return EDITABLE_FOLDER / f".{library.name}.digest"
+
+
+def is_stale(library: NativeLibrary) -> bool:
+    """Tell whether the library of an editable install is missing, or was made of something else than is there now."""
+    stamp = stamp_file(library)
+    is_there = (library.editable_folder / library.name).is_file() and stamp.is_file()
+    return not is_there or stamp.read_text() != source_digest(library)
 
 
 def refresh_editable(*, force: bool = False) -> bool:
     """Compile the libraries of an editable install that are stale, or all with `force`; tell whether any was."""
-    stale = [library for library in LIBRARIES if force or is_stale(library.editable_folder / library.name)]
+    stale = [library for library in LIBRARIES if force or is_stale(library)]
     for library in stale:
-        compile_library(library.editable_folder, library)
+        # Before the sources are read: what is saved meanwhile is compiled by the next build.
+        digest = source_digest(library)
+        compile_library(library.editable_folder, library, force=force)
+        EDITABLE_FOLDER.mkdir(parents=True, exist_ok=True)
+        stamp_file(library).write_text(digest)
+    if stale:
+        forget_old_objects()
     return bool(stale)
 
 

@@ -191,14 +191,90 @@ def test_an_unknown_machine_is_refused(proxy: types.ModuleType, monkeypatch: pyt
         proxy.find_compiler()
 
 
-def test_the_library_is_compiled_again_when_a_source_is_newer(proxy: types.ModuleType, tmp_path: Path) -> None:
-    library = tmp_path / "x.so"
-    assert proxy.is_stale(library)
-    library.touch()
-    assert not proxy.is_stale(library)
-    newest_source = max(path.stat().st_mtime for made in proxy.LIBRARIES for path in proxy.sources(made))
-    os.utime(library, (newest_source - 1, newest_source - 1))
-    assert proxy.is_stale(library)
+EXPORTED = 'extern "C" __attribute__((visibility("default")))'
+
+
+@pytest.fixture
+def small(proxy: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A library of two files with a header each and one for both, which a recording compiler compiles."""
+    native, installed = tmp_path / "native", tmp_path / "installed"
+    native.mkdir()
+    (native / "deep.h").write_text("inline int Deep() { return 1; }\n")
+    for name in ("one", "two"):
+        (native / f"{name}.h").write_text('#pragma once\n#include "deep.h"\n')
+        (native / f"{name}.cc").write_text(f'#include "{name}.h"\n{EXPORTED} int {name}() {{ return Deep(); }}\n')
+    (native / "two.h").write_text("inline int Deep() { return 2; }\n")
+    compiler, record = tmp_path / "compiler", tmp_path / "record"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {record}\nexec {shutil.which("c++")} "$@"\n')
+    compiler.chmod(0o755)
+    library = proxy.NativeLibrary("libsmall.so", ("*.cc",), (), (), ("one", "two"))
+    for name, value in (("NATIVE", native), ("ROOT", tmp_path), ("EDITABLE_FOLDER", installed)):
+        monkeypatch.setattr(proxy, name, value)
+    monkeypatch.setattr(proxy, "LIBRARY_PATH", "installed")
+    monkeypatch.setattr(proxy, "LIBRARIES", (library._replace(path="../installed"),))
+    (tmp_path / "src").mkdir()
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("PYTRITON_BUILD_OBJECTS", str(tmp_path / "objects"))
+
+    def build(*, force: bool = False) -> list[str]:
+        """Build, and return the names of the files that were compiled, and `link`."""
+        record.write_text("")
+        proxy.refresh_editable(force=force)
+        lines = [line.split() for line in record.read_text().splitlines()]
+        return sorted(Path(line[line.index("-c") + 1]).name if "-c" in line else "link" for line in lines if line[1:])
+
+    return types.SimpleNamespace(native=native, build=build, library=installed / "libsmall.so", objects=tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler on this machine")
+def test_only_files_that_changed_are_compiled_again(small: types.SimpleNamespace) -> None:
+    assert small.build() == ["link", "one.cc", "two.cc"]
+    assert small.build() == []
+    for path in small.native.iterdir():
+        path.touch()
+    assert small.build() == []
+    before = (small.native / "deep.h").read_text()
+    (small.native / "deep.h").write_text(before.replace("1", "7"))
+    assert small.build() == ["link", "one.cc"]
+    assert ctypes.CDLL(str(small.library)).one() == 7
+    (small.native / "two.cc").write_text((small.native / "two.cc").read_text() + "// more\n")
+    assert small.build() == ["link", "two.cc"]
+    # What was there before is found again.
+    (small.native / "deep.h").write_text(before)
+    assert small.build() == ["link"]
+    small.library.unlink()
+    assert small.build() == ["link"]
+    assert small.build(force=True) == ["link", "one.cc", "two.cc"]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler on this machine")
+def test_other_flags_and_another_compiler_find_nothing_of_the_others(
+    small: types.SimpleNamespace, proxy: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert small.build() == ["link", "one.cc", "two.cc"]
+    monkeypatch.setattr(proxy, "COMPILE_FLAGS", (*proxy.COMPILE_FLAGS, "-DMORE"))
+    assert small.build() == ["link", "one.cc", "two.cc"]
+    compiler = Path(os.environ["CXX"])
+    compiler.write_text(compiler.read_text().replace("exec ", '[ "$1" != --version ] || echo 99\nexec '))
+    small.library.unlink()
+    assert small.build() == ["link", "one.cc", "two.cc"]
+    monkeypatch.delenv("PYTRITON_BUILD_OBJECTS")
+    small.library.unlink()
+    assert small.build() == ["link", "one.cc", "two.cc"]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler on this machine")
+def test_compiled_files_that_nobody_used_for_a_month_are_removed(small: types.SimpleNamespace) -> None:
+    small.build()
+    [*objects] = small.objects.joinpath("objects").iterdir()
+    assert len(objects) == 2
+    long_ago = objects[0].stat().st_mtime - 31 * 24 * 3600
+    for path in objects:
+        os.utime(path, (long_ago, long_ago))
+    (small.native / "two.cc").write_text('extern "C" int two() { return 3; }\n')
+    assert small.build() == ["link", "two.cc"]
+    left = small.objects.joinpath("objects").iterdir()
+    assert sorted(path.name.partition("-")[0] for path in left) == ["one", "two"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import array
 import contextlib
 import fcntl
 import gc
-import hashlib
 import mmap
 import os
 import shlex
@@ -379,34 +378,39 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 def compile_program(folder: Path, machine: Machine, main: str, sources: Sequence[str], sanitizer: str) -> Path:
     """Compile one program, each file once for all programs and all test processes."""
-    files = [NATIVE / "tests" / main, *(NATIVE / "src" / name for name in sources)]
+    hook: Any = load_program(TESTS.parent / "hatch_build.py")
+    # Without a limit: several compilers at once on a busy machine may take minutes.
+    hook.COMPILE_TIMEOUT_S = None
     flags = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *machine.sanitizers[sanitizer])
-    command = [*machine.compiler, *flags]
-    headers = sorted(NATIVE.rglob("*.h"))
-    objects = [make_once(folder, [*command, "-c"], [file], headers) for file in files]
-    # The guard looks for functions of a server among those that the program shows.
-    return make_once(folder, [*command, "-rdynamic"], objects)
+    kept = os.environ.get(hook.OBJECTS_VARIABLE)
+    objects = hook.Objects(Path(kept) if kept else folder, machine.compiler, flags, force=False)
+    files = [NATIVE / "tests" / main, *(NATIVE / "src" / name for name in sources)]
+    variant = f"{machine.compiler[0].replace('/', '-')}-{sanitizer}"
+    try:
+        compiled = []
+        for file in files:
+            with only_one(folder / f"{file.stem}-{variant}.lock"):
+                compiled.append(objects.compile(file))
+        program = folder / f"{Path(main).stem}-{variant}-{hook.digest_of(list(map(str, compiled)))[:16]}"
+        with only_one(folder / f"{program.name}.lock"):
+            if not program.exists():
+                fresh = program.with_suffix(".new")
+                # The guard looks for functions of a server among those that the program shows.
+                hook.run_compiler([*machine.compiler, *flags, "-rdynamic", *map(str, compiled), "-o", str(fresh)])
+                fresh.rename(program)
+    except hook.CompileError as error:
+        if "sanitize" not in str(error).partition("failed (")[2]:
+            raise
+        pytest.skip(f"this compiler has no sanitizers: {error}")
+    return program
 
 
-def make_once(folder: Path, command: Sequence[str], files: Sequence[Path], read: Sequence[Path] = ()) -> Path:
-    """Run a compiler on some files, unless another test process has; `read` is what these include."""
-    digest = hashlib.sha256(" ".join(command).encode())
-    for path in (*files, *read):
-        digest.update(path.read_bytes())
-    made = folder / f"{files[0].stem}-{digest.hexdigest()[:16]}"
-    with open(f"{made}.lock", "w") as lock:
+@contextlib.contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Let one test process after the other in."""
+    with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            fresh = made.with_suffix(".new")
-            # Without a limit: several compilers at once on a busy machine may take minutes.
-            done = subprocess.run(
-                [*command, *map(str, files), "-o", str(fresh)], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0 and "sanitize" in done.stderr:
-                pytest.skip(f"this compiler has no sanitizers: {done.stderr.strip()[:200]}")
-            assert done.returncode == 0, done.stderr
-            fresh.rename(made)
-    return made
+        yield
 
 
 @pytest.fixture(scope="session")
