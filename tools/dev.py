@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,10 @@ OLDER_NUMPY_TESTS = (
 MOST_TRIED_AGAIN = 3
 REPORT = "--junitxml="
 TRY_AGAIN = ("--last-failed", "--last-failed-no-failures=none", "-n", "0")
+# A process of pytest takes seconds to start, with two processors for four of them half a minute. So many tests in the
+# files that are asked for are worth one: those of tests/ start a server, those of a distribution take milliseconds.
+TESTS_PER_PROCESS = {"tests": 8, "packages": 100}
+MOST_PROCESSES = 4
 LONE_DISTS = ("client", "decorators", "proxy-backend")
 # Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.
 TEST_SERVERS_VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
@@ -289,6 +294,7 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
         return code
     long = list(arguments) == ["--ci"]
     if arguments and not long:
+        arguments = [*processes(arguments), *arguments]
         codes = [runner.run("pytest", *arguments)]
         for server in servers:
             say(f"The same with {server}")
@@ -319,6 +325,21 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
     code = runner.finish()
     say_skipped(skipped)
     return code
+
+
+def processes(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Choose the number of processes for the files that are named; everything else is left to pyproject.toml."""
+    named = [ROOT / name.partition("::")[0] for name in arguments if not name.startswith("-")]
+    files = [path for path in named if path.suffix == ".py" and path.is_file()]
+    if any(path.is_dir() for path in named) or not files or "--pdb" in arguments:
+        return ()
+    few = "-k" in arguments or any("::" in name for name in arguments)
+    wanted = 0.0
+    for path in () if few else files:
+        count = len(re.findall(r"^\s*(?:async )?def test_", path.read_text(encoding="utf-8"), re.MULTILINE))
+        wanted += count / TESTS_PER_PROCESS["packages" if path.is_relative_to(ROOT / "packages") else "tests"]
+    # One process beside the one that hands out the tests is slower than that alone.
+    return ("-n", str(min(round(wanted), MOST_PROCESSES) if wanted >= 1.5 else 0))
 
 
 def report(name: str, *, wanted: bool) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_the_tests_run_with_each_server(dev: Any, servers: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev, "MATRIX_PYTHONS", ())  # to find them, and what there is for them, takes a minute
     runner = Recorder()
-    assert dev.test(runner, ["tests/test_x.py", "-k", "y"]) == 0
-    command = ("run", "--", "pytest", "tests/test_x.py", "-k", "y")
+    assert dev.test(runner, ["tests", "-k", "y"]) == 0
+    command = ("run", "--", "pytest", "tests", "-k", "y")
     assert runner.ran == [(command, ""), *((command, str(server)) for server in servers)]
     runner = Recorder()
     assert dev.test(runner, []) == 0
@@ -106,6 +106,34 @@ def test_the_quick_ones_run_once_and_what_they_leave_out_is_told(
     assert "skipped" in capsys.readouterr().out
     for name in dev.QUICK_TESTS[2:]:
         assert (ROOT / name).exists(), f"there is no {name}"
+
+
+def test_few_tests_run_in_one_process_and_an_explicit_number_wins(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    files = {"packages/p/tests/test_unit.py": 60, "tests/test_few.py": 5, "tests/a/test_many.py": 200}
+    for name, count in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(f"async def test_{i}(): ...\n" for i in range(count)))
+    unit, few, many = files
+    for asked, chosen in (
+        ([unit], ["-n", "0"]),
+        ([few, "-x"], ["-n", "0"]),
+        ([many], ["-n", "4"]),
+        ([unit, few], ["-n", "0"]),
+        ([many, "-k", "test_1"], ["-n", "0"]),
+        ([f"{many}::test_1", f"{many}::test_2"], ["-n", "0"]),
+        (["tests"], []),
+        ([unit, "tests/a"], []),
+        (["-k", "test_1"], []),
+        (["-m", "soak"], []),
+        ([few, "-n", "3"], ["-n", "0"]),  # pytest obeys the last one
+    ):
+        runner = Recorder()
+        assert dev.test(runner, asked) == 0
+        assert [arguments[3:] for arguments, _ in runner.ran] == [(*chosen, *asked)]
 
 
 @pytest.mark.usefixtures("servers")
