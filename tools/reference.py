@@ -22,6 +22,7 @@ FOLDER = ROOT / "docs" / "reference"
 PAGES: dict[str, tuple[str, ...]] = {
     "triton": ("pytriton.triton", "pytriton.server.errors"),
     "inprocess": ("pytriton.inprocess",),
+    "guests": ("pytriton.guests",),
     "ray": ("pytriton.ray",),
     "openai": ("pytriton.openai",),
     "model_config": (

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import openai
 from openai import OpenAI
 from pytriton.cli.app import app
-from pytriton.cli.openai_endpoint import API_KEY_VARIABLE
+from pytriton.openai.command import API_KEY_VARIABLE
 from support.processes import while_running
 from support.serving import ServeCommand, serve_command, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -187,7 +187,7 @@ def test_the_endpoints_in_a_file_of_settings(tmp_path: Path) -> None:
         assert ask(client) == "HELLO"
         assert "(with an API key)" in server.written
     for text, told in (
-        ("openai = 70000", "openai: expected a port from 0 to 65535; got 70000"),
+        ("openai = 70000", "openai: expected an integer from 0 to 65535; got 70000"),
         ("openai = true", "openai: expected an integer; got True"),
         ('openai_key_file = "key"', "--openai-key-file is for --openai"),
         ('openai = 0\nopenai_key_file = "none"', "none"),

@@ -84,6 +84,7 @@ INTERNAL = (
     "pytriton.cli.",
     "pytriton.console",
     "pytriton.openai.",
+    "pytriton.ray.",
     "pytriton.server.",
     "pytriton.inprocess.",
     "pytriton.proxy_backend.",

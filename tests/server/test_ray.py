@@ -25,11 +25,10 @@ pytest.importorskip("httptools")
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pytriton.cli import on_ray
 from pytriton.cli.app import app
 from pytriton.decorators import model
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.ray import application, serve_forever
+from pytriton.ray import application, command, serve_forever
 from pytriton.ray._grpc import Message
 from pytriton.ray._replica import Replica
 from pytriton.triton import TritonConfig
@@ -260,7 +259,7 @@ def test_what_cannot_be_served_on_ray_is_told_before_anything_is_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(on_ray, "find_spec", lambda _: object())
+    monkeypatch.setattr(command, "find_spec", lambda _: object())
     Path("app.py").write_text(APP)
     done = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "300"})
     assert done.exit_code == code, done.output
@@ -268,7 +267,7 @@ def test_what_cannot_be_served_on_ray_is_told_before_anything_is_started(
 
 
 def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda _: None)
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
     done = CliRunner().invoke(app, ["serve", "app.py", "--ray", "local"], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert 'pip install "pytriton-server[ray]"' in done.output

@@ -186,12 +186,14 @@ FREE_PORTS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metric
 
 
 @contextmanager
-def serve_command(folder: Path, *arguments: str, ports: Sequence[str] = FREE_PORTS) -> Iterator[ServeCommand]:
+def serve_command(
+    folder: Path, *arguments: str, ports: Sequence[str] = FREE_PORTS, python: Sequence[str] = (sys.executable,)
+) -> Iterator[ServeCommand]:
     """Run the command in a folder; in the end SIGTERM ends it in order, if nothing has before."""
     with (
         short_home(),
         subprocess.Popen(
-            [sys.executable, "-m", "pytriton", "serve", *arguments, *ports],
+            [*python, "-m", "pytriton", "serve", *arguments, *ports],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -38,7 +38,7 @@ def test_models_are_described(tmp_path: Path) -> None:
     double_, far = found.models
     assert (double_.name, double_.version, double_.threads, double_.processes) == ("double", 1, 2, 0)
     assert (far.name, far.version, far.threads, far.processes) == ("far", 2, 0, 3)
-    assert double_.config.max_batch_size == 8
+    assert double_.config.max_batch_size == double_.triton_config["max_batch_size"] == 8
     assert double_.is_ready is None
     assert str(found).splitlines() == [
         "double(x: FP32[-1]) -> x: FP32[-1]; max_batch_size=8, 2 threads",

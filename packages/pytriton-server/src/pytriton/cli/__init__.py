@@ -5,17 +5,20 @@ from pytriton.server._namespace import require_namespace_package as _require_nam
 _require_namespace_package()
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
-
-from pytriton.proxy_backend.system.first_process import leave_first_process
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command that `sys.argv` names, and end the interpreter with its exit code."""
-    leave_first_process()
+    if os.getpid() == 1:
+        # Not at the top: it brings numpy, which most commands have no use for.
+        from pytriton.proxy_backend.system.first_process import leave_first_process
+
+        leave_first_process()
     with contextlib.ExitStack() as ended:
         if _is_for_hosts(sys.argv[1:]):
             from pytriton.proxy_backend.template_main import early_template

@@ -1,21 +1,20 @@
 """The commands."""
 
 import importlib.metadata
+import inspect
 import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pytriton.cli import calls
 from pytriton.cli.checks.report import Report, ReportError
 from pytriton.cli.checks.steps import Steps
-from pytriton.cli.openai_endpoint import API_KEY_VARIABLE
-from pytriton.cli.openai_endpoint import openai as openai_command
-from pytriton.console.command import console as console_command
+from pytriton.guests import find_guests
 
 __all__ = ["run"]
 
@@ -59,8 +58,10 @@ app = typer.Typer(
 )
 app.command("models", no_args_is_help=True)(calls.models)
 app.command("infer", no_args_is_help=True)(calls.infer)
-app.command("console")(console_command)
-app.command("openai")(openai_command)
+_guests = find_guests()
+for _guest in _guests:
+    for _name, _command in _guest.commands.items():
+        app.command(_name)(_command)
 app.command("bench", no_args_is_help=True)(calls.bench)
 
 
@@ -114,7 +115,17 @@ def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None
     _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
 
 
+def _with_options_of_guests(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of the guests: typer reads a signature, and passes them as keyword arguments."""
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    others = [each for guest in _guests for each in inspect.signature(guest).parameters.values()]
+    command.__signature__ = signature.replace(parameters=[*own, *others])  # type: ignore[attr-defined]
+    return command
+
+
 @app.command(no_args_is_help=True)
+@_with_options_of_guests
 def serve(
     context: typer.Context,
     target: Annotated[
@@ -143,41 +154,9 @@ def serve(
     reload: Annotated[
         bool, typer.Option("--reload", help="Serve what the file defines anew whenever it, or one beside it, is saved.")
     ] = False,
-    console: Annotated[
-        bool, typer.Option("--console", help="Start the console beside the server, a page where people look.")
-    ] = False,
-    console_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port on loopback; 0 takes a free one.")] = (
-        8003
-    ),
-    openai: Annotated[
-        int | None,
-        typer.Option(
-            "--openai",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Answer callers of the OpenAI API there with the models that take text, at the address of the server; "
-            "0 takes a free port.",
-        ),
-    ] = None,
-    openai_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"With --openai: holds the API key that callers have to send, in place of {API_KEY_VARIABLE}."
-        ),
-    ] = None,
-    check_only: Annotated[
+    check: Annotated[
         bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
     ] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Serve on Ray instead, each replica with a Triton of its own: the address of a cluster, auto for the "
-            "one that this machine belongs to, local to start one.",
-        ),
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="With --ray: how many replicas.")] = 1,
     address: Address = "0.0.0.0",
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 8001,
@@ -189,6 +168,7 @@ def serve(
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each request: model, id, rows, duration, outcome. It costs speed.")
     ] = False,
+    **of_guests: Any,
 ) -> None:
     """Serve the models of a file, until Ctrl+C (SIGINT) or SIGTERM.
 
@@ -196,39 +176,15 @@ def serve(
 
     Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
     """
-    from pytriton.cli.on_ray import serve_on_ray
+    options = {**locals(), **of_guests}
+    for name in ("context", "target", "of_guests"):
+        del options[name]
     from pytriton.cli.serve import serve as serve_target
 
-    options = {
-        "workers": workers,
-        "config": config,
-        "reload": reload,
-        "console": console,
-        "console_port": console_port,
-        "openai": openai,
-        "openai_key_file": openai_key_file,
-        "check": check_only,
-        "ray": ray,
-        "replicas": replicas,
-        "address": address,
-        "http_port": http_port,
-        "grpc_port": grpc_port,
-        "metrics_port": metrics_port,
-        "access_token": access_token,
-        "unprotected": unprotected,
-        "log_level": log_level,
-        "log_format": log_format,
-        "access_log": access_log,
-    }
     # By its name: some versions of typer have an enumeration of their own.
     sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in options}
     given = [name for name, source in sources.items() if source == "COMMANDLINE"]
-    if ray is not None:
-        serve_on_ray(target, options, given=given)
-    elif "replicas" in given:
-        raise typer.BadParameter("--replicas is for --ray: here, --workers says how many processes serve a model")
-    else:
-        serve_target(target, options, given=given)
+    serve_target(target, options, guests=_guests, given=given)
 
 
 @app.command(

@@ -86,12 +86,12 @@ class ConfigFile:
                 _refuse(self.path, f"models.{name}", f"one of the models {', '.join(names)}", name)
 
 
-def read_config(path: Path, options: Mapping[str, type]) -> ConfigFile:
+def read_config(path: Path, options: Mapping[str, type | range]) -> ConfigFile:
     """Read a file.
 
     Args:
         path: The file, TOML or YAML by its name.
-        options: Types of the options of the command that it may have.
+        options: Types of the options of the command that it may have, or the integers that one may be.
 
     Raises:
         ConfigFileError: It cannot be read, is no TOML or YAML, or has a key or a value that is not accepted.
@@ -103,7 +103,9 @@ def read_config(path: Path, options: Mapping[str, type]) -> ConfigFile:
         _check_type(path, name, content.setdefault(name, {}), dict)
     for name, kind in options.items():
         if name in content:
-            _check_type(path, name, content[name], kind)
+            _check_type(path, name, content[name], int if isinstance(kind, range) else kind)
+            if isinstance(kind, range) and content[name] not in kind:
+                _refuse(path, name, f"an integer from {kind[0]} to {kind[-1]}", content[name])
     server = content.pop("server")
     models = content.pop("models")
     _check_keys(path, "server.", server, [field.name for field in dataclasses.fields(TritonConfig)])

@@ -1,31 +1,26 @@
 """The command `serve`."""
 
 import contextlib
+import dataclasses
+import itertools
 import logging
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from pytriton.cli.config_file import ConfigFile, ConfigFileError, read_config
-from pytriton.cli.openai_endpoint import (
-    EndpointError,
-    bind_endpoint,
-    check_openai,
-    describe_endpoints,
-    endpoint_beside,
-    read_key,
-)
 from pytriton.cli.reloading import Reloader, ReloadError
 from pytriton.cli.replacing import replacing
 from pytriton.cli.serving import ServerOptions
 from pytriton.cli.targets import UserCodeError, load_served
-from pytriton.console.command import check_console, console_beside
 from pytriton.decorators import get_model_signature
+from pytriton.guests import Guest
 from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.server.lifecycle.stop_signals import end_on_sigterm
 from pytriton.triton import ProcessWorker, Triton
@@ -46,20 +41,18 @@ _IN_FILE = {
     "log_level": str,
     "log_format": str,
     "access_log": bool,
-    "openai": int,
-    "openai_key_file": str,
 }
-_MOST_PORT = 65535
-_TOLD = (UserCodeError, ConfigFileError, ReloadError, EndpointError)
+_TOLD = (UserCodeError, ConfigFileError, ReloadError)
 _OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected", "config")
 
 
-def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) -> None:
+def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Guest]], given: Collection[str]) -> None:
     """Serve the models of a file or module until a signal ends it.
 
     Args:
         target: What to serve, see `load_served`.
         options: Those of the command, by the names of its parameters.
+        guests: What may serve it in another way, or stand beside the server; `options` has theirs as well.
         given: Names of those that somebody has given: they win over the file of `--config`.
 
     Raises:
@@ -67,95 +60,75 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
         typer.Exit: There is nothing to serve, the server could not be started, or ended by itself.
     """
     began = time.monotonic()
+    settings_now = _Settings(options, guests, given)
     try:
-        file, settings = _read_settings(options, given)
-        openai_port, openai_key = _read_openai(options, given, file)
+        file, values, settings = settings_now.read()
     except ConfigFileError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
-    if options["console"]:
-        check_console()
-    if openai_port is not None:
-        check_openai()
-    elif openai_key is not None:
-        raise typer.BadParameter("--openai-key-file is for --openai")
+    present = [kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)}) for kind in guests]
+    for guest in present:
+        guest.check(given)
+    with settings.exit_on_errors(*_TOLD):
+        if any(guest.serve(target, partial(load_served, target), values) for guest in present):
+            return
     settings.start_log()
     # Until the server is served, which then ends in order, with exit code 0.
     end_on_sigterm()
-    workers = options["workers"] if "workers" in given else file.options.get("workers", options["workers"])
-    served = _Served(target, workers, file)
+    served = _Served(target, values["workers"], file)
     try:
         with contextlib.ExitStack() as opened, settings.exit_on_errors(*_TOLD):
             reloader = Reloader(target) if options["reload"] else None
             triton = served.make(settings, [name for name in (*_OF_SERVER, "reload") if name in given])
+            lines = itertools.chain.from_iterable(guest.describe(triton) for guest in present)
             if options["check"]:
                 triton.check()
-                if openai_port in triton.describe().ports:
-                    raise EndpointError(
-                        f"the port {openai_port} is to be that of the OpenAI endpoints and one of the server as well: "
-                        "choose another with --openai PORT; 0 takes a free one."
-                    )
-                lines = str(triton.describe()).splitlines()
-                lines += describe_endpoints(triton) if openai_port is not None else ()
-                typer.echo("\n".join([*lines, f"{target} can be served."]))
+                typer.echo("\n".join([*str(triton.describe()).splitlines(), *lines, f"{target} can be served."]))
                 return
-            endpoint = None
-            if openai_port is not None:
-                # Before anything is started: what cannot be used of templates, key and port.
-                list(describe_endpoints(triton))
-                read_key(openai_key)
-                listener = opened.enter_context(bind_endpoint(settings.address, openai_port))
-                endpoint = endpoint_beside(triton, listener, openai_key)
-            port = options["console_port"] if options["console"] else None
-            reloading = None if reloader is None else reloader.watching(lambda: served.reload(triton))
+            # What a guest cannot use of models and settings is an error before anything is started.
+            list(lines)
+            beside = [guest.beside(triton, opened, address=settings.address) for guest in present]
+            if reloader is not None:
+                beside.append(reloader.watching(lambda: served.reload(triton)))
             # Not before `serve`, which from the first moment on that requests are answered ends in order.
-            replace = replacing(lambda: served.replace(triton, lambda: _read_settings(options, given)))
+            beside.append(replacing(lambda: served.replace(triton, settings_now.read)))
             _be_brief(_TELL_OF_START, logging.WARNING)
             # Which says what is served, and after how long, with what the user's own file has loaded.
-            triton.serve(beside=lambda: _beside(triton, port, (endpoint, reloading, replace)), since=began)
+            triton.serve(beside=lambda: _entering(beside), since=began)
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def _read_settings(options: Mapping[str, Any], given: Collection[str]) -> tuple[ConfigFile, ServerOptions]:
-    """Return the file of `--config`, as it is now, and what it and the command line say of the server.
+class _Settings:
+    """What the command line and the file of `--config` say, as it is now."""
 
-    Raises:
-        ConfigFileError: The file cannot be read, or is not understood.
-    """
-    path: Path | None = options["config"]
-    file = ConfigFile(Path()) if path is None else read_config(path, _IN_FILE)
-    if file.options.get("workers", 0) < 0:
-        raise ConfigFileError(f"{path}: workers: expected an integer of at least 0; got {file.options['workers']}")
-    # Typed on the command line, else in the file, else the default.
-    values = {**options, **{name: value for name, value in file.options.items() if name not in given}}
-    server = {name: value for name, value in file.server.items() if name not in given}
-    if "address" in given:
-        server = {name: value for name, value in server.items() if not name.endswith("_address")}
-    names = ("address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
-    settings = ServerOptions(
-        **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
-    )
-    return file, settings
+    def __init__(self, options: Mapping[str, Any], guests: Sequence[type[Guest]], given: Collection[str]) -> None:
+        self._options = options
+        self._given = given
+        self._in_file: dict[str, type | range] = dict(_IN_FILE)
+        for guest in guests:
+            self._in_file |= guest.in_file
 
+    def read(self) -> tuple[ConfigFile, dict[str, Any], ServerOptions]:
+        """Return the file, all options of the command, and those of the server.
 
-def _read_openai(
-    options: Mapping[str, Any], given: Collection[str], file: ConfigFile
-) -> tuple[int | None, Path | None]:
-    """Return the port of the OpenAI endpoints, if there are to be any, and the file with their key.
-
-    Raises:
-        ConfigFileError: The file says a port that is none.
-    """
-    port: int | None = options["openai"]
-    if "openai" not in given and "openai" in file.options:
-        port = file.options["openai"]
-        if not 0 <= file.options["openai"] <= _MOST_PORT:
-            raise ConfigFileError(f"{file.path}: openai: expected a port from 0 to {_MOST_PORT}; got {port}")
-    key: Path | None = options["openai_key_file"]
-    if key is None and "openai_key_file" in file.options:
-        key = Path(file.options["openai_key_file"])
-    return port, key
+        Raises:
+            ConfigFileError: The file cannot be read, or is not understood.
+        """
+        path: Path | None = self._options["config"]
+        file = ConfigFile(Path()) if path is None else read_config(path, self._in_file)
+        if file.options.get("workers", 0) < 0:
+            raise ConfigFileError(f"{path}: workers: expected an integer of at least 0; got {file.options['workers']}")
+        # Typed on the command line, else in the file, else the default.
+        values = {**self._options, **{name: each for name, each in file.options.items() if name not in self._given}}
+        server = {name: value for name, value in file.server.items() if name not in self._given}
+        if "address" in self._given:
+            server = {name: value for name, value in server.items() if not name.endswith("_address")}
+        names = ("address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
+        settings = ServerOptions(
+            **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
+        )
+        return file, values, settings
 
 
 class _Served:
@@ -187,12 +160,12 @@ class _Served:
             triton.bind(name, **model)
         return triton
 
-    def replace(self, triton: Triton, read_settings: Callable[[], tuple[ConfigFile, ServerOptions]]) -> None:
+    def replace(self, triton: Triton, read: Callable[[], tuple[ConfigFile, Mapping[str, Any], ServerOptions]]) -> None:
         """Put another server in the place of the running one, with the settings of now and the models of before.
 
         Args:
             triton: What runs.
-            read_settings: Reads the settings; not asked where the file has a Triton with settings of its own.
+            read: Reads the settings; not asked where the file has a Triton with settings of its own.
 
         Raises:
             ConfigFileError: The settings cannot be read, or are not for these models.
@@ -201,7 +174,7 @@ class _Served:
         if not self._models:
             triton.replace_server()
             return
-        file, settings = read_settings()
+        file, _, settings = read()
         # What a start would refuse is no settings of a server that goes on.
         file.check_models(self._models)
         for name, model in self._models.items():
@@ -260,19 +233,12 @@ class _Served:
 
 
 @contextlib.contextmanager
-def _beside(
-    triton: Triton,
-    console_port: int | None,
-    others: Iterable[contextlib.AbstractContextManager[None] | None],
-) -> Iterator[None]:
-    """Run what is asked for beside a server that has been started."""
+def _entering(beside: Iterable[contextlib.AbstractContextManager[object]]) -> Iterator[None]:
+    """Enter what stands beside a server that has been started."""
     _be_brief(_TELL_OF_STOP, logging.NOTSET)
     with contextlib.ExitStack() as stack:
-        if console_port is not None:
-            stack.enter_context(console_beside(triton, console_port))
-        for other in others:
-            if other is not None:
-                stack.enter_context(other)
+        for each in beside:
+            stack.enter_context(each)
         yield
 
 

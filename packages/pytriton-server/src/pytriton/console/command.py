@@ -7,19 +7,19 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from logging.handlers import RotatingFileHandler
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
 import typer
 
-from pytriton.proxy_backend.cli.logs import TEXT_FORMAT
+from pytriton.guests import Guest
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
 
-__all__ = ["PASSWORD_VARIABLE", "check_console", "console", "console_beside"]
+__all__ = ["PASSWORD_VARIABLE", "ConsoleGuest", "console_command"]
 
 PASSWORD_VARIABLE = "PYTRITON_CONSOLE_PASSWORD"
 """Where the password of the console is looked for."""
@@ -29,7 +29,7 @@ _INSTALL = 'pip install "pytriton-server[console]"'
 _LOG_BYTES = 1 << 20
 
 
-def console(
+def console_command(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="[SCHEME://]HOST[:PORT] of any tritonserver; http or https.")
     ] = "localhost:8000",
@@ -97,25 +97,43 @@ def console(
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def check_console() -> None:
-    """Check that a console can be started.
+@dataclass
+class ConsoleGuest(Guest):
+    """The console beside a server."""
 
-    Raises:
-        typer.BadParameter: What it needs is not installed.
-    """
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            raise typer.BadParameter(f"--console needs {name}: {_INSTALL}")
+    console: Annotated[
+        bool, typer.Option("--console", help="Start the console beside the server, a page where people look.")
+    ] = False
+    console_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port on loopback; 0 takes a free one.")] = (
+        8003
+    )
+
+    commands: ClassVar = {"console": console_command}
+
+    def check(self, given: Collection[str]) -> None:
+        """Check that what a console needs is installed, where one is asked for."""
+        for name in _NEEDED if self.console else ():
+            if importlib.util.find_spec(name) is None:
+                raise typer.BadParameter(f"--console needs {name}: {_INSTALL}")
+
+    def beside(
+        self, triton: "Triton", opened: contextlib.ExitStack, *, address: str
+    ) -> contextlib.AbstractContextManager[object]:
+        """Return what runs the console."""
+        return _console_beside(triton, self.console_port) if self.console else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def console_beside(triton: "Triton", port: int) -> Iterator[None]:
+def _console_beside(triton: "Triton", port: int) -> Iterator[None]:
     """Run a console for a server of this process, in a process of its own, until the block ends.
 
     Args:
         triton: The server, which runs.
         port: Where the console listens, on loopback.
     """
+    from logging.handlers import RotatingFileHandler
+
+    from pytriton.proxy_backend.cli.logs import TEXT_FORMAT
     from pytriton.triton import run_beside
 
     with tempfile.TemporaryDirectory(prefix="pytriton-console-") as folder:

@@ -5,6 +5,18 @@ one server, and requests that reach one replica at the same time are joined ther
 placement, autoscaling, health checks, rolling updates.
 """
 
-from pytriton.ray._application import GRPC_SERVICER, application, serve_forever
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytriton.ray._application import GRPC_SERVICER, application, serve_forever
 
 __all__ = ["GRPC_SERVICER", "application", "serve_forever"]
+
+
+def __getattr__(name: str) -> Any:
+    # The command line looks at `command`, also where the extra is not installed.
+    if name in __all__:
+        from pytriton.ray import _application
+
+        return getattr(_application, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,14 @@
 """What `describe` returns: the models of a server, their tensors, where they are served, and whether they are."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pytriton.decorators.serving import describe_tensors
 from pytriton.model_config.triton_model_config import TritonModelConfig
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.bound_model import BoundModel, render_config_json
 from pytriton.server.models.process_workers import ProcessWorker
 
 __all__ = ["ModelDescription", "TritonDescription", "describe_model"]
@@ -36,6 +38,12 @@ class ModelDescription:
     def outputs(self) -> str:
         """Its outputs in one line."""
         return describe_tensors(self.config.outputs or ())
+
+    @property
+    def triton_config(self) -> dict[str, Any]:
+        """Its configuration in the form of Triton's JSON, as a running server shows it."""
+        config: dict[str, Any] = json.loads(render_config_json(self.config))
+        return config
 
     @property
     def facts(self) -> str:

@@ -1,4 +1,4 @@
-"""The command `openai`, and `serve --openai`: endpoints of the OpenAI API before a server."""
+"""The command `openai`, and the options of `serve`: endpoints of the OpenAI API before a server."""
 
 import contextlib
 import importlib.util
@@ -6,25 +6,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
 import typer
+
+from pytriton.exceptions import PyTritonError
+from pytriton.guests import Guest
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
 
-__all__ = [
-    "API_KEY_VARIABLE",
-    "EndpointError",
-    "bind_endpoint",
-    "check_openai",
-    "describe_endpoints",
-    "endpoint_beside",
-    "openai",
-    "read_key",
-]
+__all__ = ["API_KEY_VARIABLE", "EndpointError", "OpenAiGuest", "openai_command"]
 
 API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
 """Where the API key is looked for."""
@@ -34,11 +29,11 @@ _INSTALL = 'pip install "pytriton-server[openai]"'
 _BACKLOG = 2048
 
 
-class EndpointError(Exception):
+class EndpointError(PyTritonError):
     """The endpoints cannot be served; says why."""
 
 
-def openai(
+def openai_command(
     url: Annotated[
         str,
         typer.Argument(
@@ -67,15 +62,14 @@ def openai(
     Models that take a text and give a text answer chats and completions; those that give a vector, embeddings. Needs
     the extra openai.
     """
-    check_openai("The command openai")
+    _check_installed("The command openai")
     from pytriton.client.exceptions import PyTritonClientError
     from pytriton.client.management import TlsSettings
-    from pytriton.exceptions import PyTritonError
     from pytriton.openai import application
     from pytriton.openai.serving import run
 
     try:
-        key = read_key(api_key_file)
+        key = _read_key(api_key_file)
         app = application(
             url,
             models=model,
@@ -83,8 +77,8 @@ def openai(
             access_token=access_token,
             tls=None if ca_file is None else TlsSettings(ca_file=ca_file),
         )
-        listener = bind_endpoint(address, port) if descriptor is None else socket.socket(fileno=descriptor)
-    except (PyTritonClientError, PyTritonError, EndpointError) as error:
+        listener = _bind_endpoint(address, port) if descriptor is None else socket.socket(fileno=descriptor)
+    except (PyTritonClientError, PyTritonError) as error:
         _fail(str(error))
     with listener:
         # Whoever connects from now on waits until the application has begun.
@@ -96,7 +90,66 @@ def openai(
             raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def check_openai(who: str = "--openai") -> None:
+@dataclass
+class OpenAiGuest(Guest):
+    """Endpoints of the OpenAI API beside a server."""
+
+    openai: Annotated[
+        int | None,
+        typer.Option(
+            "--openai",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Answer callers of the OpenAI API there with the models that take text, at the address of the server; "
+            "0 takes a free port.",
+        ),
+    ] = None
+    openai_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"With --openai: holds the API key that callers have to send, in place of {API_KEY_VARIABLE}."
+        ),
+    ] = None
+
+    commands: ClassVar = {"openai": openai_command}
+    in_file: ClassVar = {"openai": range(65536), "openai_key_file": str}
+
+    def __post_init__(self) -> None:
+        if self.openai_key_file is not None:
+            # A file of settings has a text.
+            self.openai_key_file = Path(self.openai_key_file)
+
+    def check(self, given: Collection[str]) -> None:
+        """Check that the endpoints can be started, where they are asked for."""
+        if self.openai is not None:
+            _check_installed("--openai")
+        elif self.openai_key_file is not None:
+            raise typer.BadParameter("--openai-key-file is for --openai")
+
+    def describe(self, triton: "Triton") -> Iterator[str]:
+        """Yield a line for each model: where it is asked, or why it is not."""
+        if self.openai is None:
+            return
+        if self.openai in triton.describe().ports:
+            raise EndpointError(
+                f"the port {self.openai} is to be that of the OpenAI endpoints and one of the server as well: choose "
+                "another with --openai PORT; 0 takes a free one."
+            )
+        yield from _describe_endpoints(triton)
+        _read_key(self.openai_key_file)
+
+    def beside(
+        self, triton: "Triton", opened: contextlib.ExitStack, *, address: str
+    ) -> contextlib.AbstractContextManager[object]:
+        """Bind the port; return what runs the endpoints."""
+        if self.openai is None:
+            return contextlib.nullcontext()
+        listener = opened.enter_context(_bind_endpoint(address, self.openai))
+        return _endpoint_beside(triton, listener, self.openai_key_file)
+
+
+def _check_installed(who: str) -> None:
     """Check that the endpoints can be started.
 
     Raises:
@@ -107,7 +160,7 @@ def check_openai(who: str = "--openai") -> None:
             raise typer.BadParameter(f"{who} needs {name}: {_INSTALL}")
 
 
-def bind_endpoint(address: str, port: int) -> socket.socket:
+def _bind_endpoint(address: str, port: int) -> socket.socket:
     """Return a socket for the endpoints, which does not listen yet.
 
     Args:
@@ -130,7 +183,7 @@ def bind_endpoint(address: str, port: int) -> socket.socket:
     return listener
 
 
-def describe_endpoints(triton: "Triton") -> Iterator[str]:
+def _describe_endpoints(triton: "Triton") -> Iterator[str]:
     """Yield a line for each model of a server that runs or not: where it is asked, or why it is not.
 
     Args:
@@ -139,14 +192,11 @@ def describe_endpoints(triton: "Triton") -> Iterator[str]:
     Raises:
         EndpointError: A chat template cannot be used.
     """
-    import json
-
     from pytriton.openai.serving import UnfitModelError, endpoints_of
-    from pytriton.server.models.bound_model import render_config_json
 
     for model in triton.describe().models:
         try:
-            endpoints = endpoints_of(json.loads(render_config_json(model.config)))
+            endpoints = endpoints_of(model.triton_config)
         except UnfitModelError as error:
             yield f"OpenAI: {model.name} is not served: {error}"
             continue
@@ -156,7 +206,7 @@ def describe_endpoints(triton: "Triton") -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Path | None) -> Iterator[None]:
+def _endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Path | None) -> Iterator[None]:
     """Run the endpoints for a server of this process, in a process of its own, until the block ends.
 
     A process of its own, because what they do for each part of each stream would take the interpreter's lock from the
@@ -181,7 +231,7 @@ def _shown(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
-def read_key(path: Path | None) -> str | None:
+def _read_key(path: Path | None) -> str | None:
     """Return the API key of a file, or of the environment; None where there is none.
 
     Raises:
