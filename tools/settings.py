@@ -1,4 +1,4 @@
-"""Writes what follows from the settings of `pytriton.proxy_backend`: the native proxy's table, and those in `docs/`.
+"""Writes what C++ and `docs/` take from Python: settings, limits and codes, the fields of an instance in process.
 
 `python3 tools/dev.py reference` runs it; with `--check` it only compares.
 """
@@ -6,23 +6,30 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
 
+from pytriton.inprocess.callables.backend import Instance
 from pytriton.proxy_backend.settings import FORMAT, ProxySettings, PythonProxySettings
+from pytriton.proxy_backend.wire import dtypes, limits
+from pytriton.proxy_backend.wire.layout import ParameterType
 from pytriton.proxy_backend.wire.settings import SettingField, setting_fields
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = "packages/pytriton-proxy-backend/native/src/settings_table.h"
+NATIVE = "packages/pytriton-proxy-backend/native"
+HEADER = f"{NATIVE}/src/settings_table.h"
+LIMITS_HEADER = f"{NATIVE}/src/shared_limits.h"
+INSTANCE_HEADER = f"{NATIVE}/inprocess/instance_fields.h"
 MAX_U64 = (1 << 64) - 1
 # Kinds of text: what a value must be, in words, and the C++ function that says whether it is.
 TEXTS = {Path: ("an absolute path", "IsAbsolutePath"), str: ("hexadecimal digits", "IsHexadecimal")}
 
 
-def limits(field: SettingField) -> tuple[int, int]:
+def number_limits(field: SettingField) -> tuple[int, int]:
     """Return the smallest and the largest number in `pytriton.conf`; 0 stands for `None`."""
     scale = 1000 if field.type is float else 1
     smallest = 0 if field.optional else round(field.about.minimum * scale)
@@ -35,7 +42,7 @@ def expected(field: SettingField) -> str:
         return "true or false"
     if field.type in TEXTS:
         return TEXTS[field.type][0]
-    smallest, largest = limits(field)
+    smallest, largest = number_limits(field)
     if largest < MAX_U64:
         return f"a whole number from {smallest} to {largest}" if smallest else f"a whole number up to {largest}"
     return f"a whole number above {smallest - 1}" if smallest else "a whole number"
@@ -62,7 +69,7 @@ def header() -> str:
             text, function = TEXTS[field.type]
             rows["Text"].append(f'    {{"{field.key}", &Settings::{field.key}, {function}, "{text}"}},')
         else:
-            smallest, largest = limits(field)
+            smallest, largest = number_limits(field)
             members.append(f"  uint64_t {field.key} = {field.to_conf(default)}u;")
             rows["Number"].append(
                 f'    {{"{field.key}", &Settings::{field.key}, {smallest}u, {largest}u, "{expected(field)}"}},'
@@ -115,6 +122,90 @@ bool IsHexadecimal(const std::string& text);
 """
 
 
+def limits_header() -> str:
+    """Return the limits and codes that C++ shares with Python."""
+    path = Path(limits.__file__)
+    text = path.read_text(encoding="utf-8")
+    constants = []
+    for name, meaning in re.findall(r'^(\w+): Final = .*\n"""(.*)"""$', text, re.MULTILINE):
+        camel = "".join(word.capitalize() for word in name.split("_"))
+        kind = "uint64_t" if name.endswith("_BYTES") else "int"
+        constants.append(f"// {meaning}\nconstexpr {kind} k{camel} = {getattr(limits, name)};")
+    if len(constants) != len(re.findall(r"^[A-Z_]+\b", text, re.MULTILINE)):
+        raise SystemExit(f"{path} has a limit that is not of the form `NAME: Final = value` with its meaning below")
+    sizes = [element_size(code) for code in range(dtypes.BF16_CODE + 1)]
+    constants_text = "\n".join(constants)
+    return f"""\
+// Written by `python3 tools/dev.py reference` from wire/limits.py, wire/dtypes.py and wire/layout.py. Change those.
+#pragma once
+
+#include <cstdint>
+
+namespace pytriton {{
+
+{constants_text}
+// Triton's number of BYTES.
+constexpr uint32_t kBytesType = {dtypes.BYTES_CODE};
+// Bytes of one element by Triton's number of its type; 0 where strings have a length each, and for no type.
+constexpr uint8_t kElementSizes[] = {{{", ".join(map(str, sizes))}}};
+// The largest number of a type of parameters.
+constexpr uint32_t kLastParameterType = {max(ParameterType)};
+
+}}  // namespace pytriton
+"""
+
+
+def element_size(code: int) -> int:
+    """Return the bytes of one element of a type; 0 for strings and for no type."""
+    if code == dtypes.BF16_CODE:
+        return dtypes.BF16_BITS.itemsize
+    try:
+        dtype = dtypes.dtype_of(code)
+    except TypeError:
+        return 0
+    return 0 if dtype.hasobject else dtype.itemsize
+
+
+def instance_header() -> str:
+    """Return the fields of an instance in process that Python reads and writes."""
+    types: dict[object, str] = {
+        ctypes.c_void_p: "void*",
+        ctypes.c_uint64: "uint64_t",
+        ctypes.c_uint32: "uint32_t",
+        ctypes.py_object: "PyObject*",
+    }
+    meanings = dict(re.findall(r"^ {8}(\w+): (.*)$", Instance.__doc__ or "", re.MULTILINE))
+    members, checks = [], []
+    for field in Instance._fields_:
+        name, kind = field[:2]
+        # Python has no use for more of it than the address.
+        declared = "Lane*" if name == "lane" else types[kind]
+        members += [f"  // {meanings[name]}", f"  {declared} {name};"]
+        checks.append(f"static_assert(offsetof(InstanceFields, {name}) == {getattr(Instance, name).offset});")
+    lines = "\n".join(members)
+    return f"""\
+// Written by `python3 tools/dev.py reference` from `Instance` of pytriton/inprocess/callables/backend.py. Change that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../python/python_abi.h"
+
+namespace pytriton {{
+
+struct Lane;
+
+struct InstanceFields {{
+{lines}
+}};
+{chr(10).join(checks)}
+static_assert(sizeof(InstanceFields) == {ctypes.sizeof(Instance)});
+
+}}  // namespace pytriton
+"""
+
+
 def conf_rows() -> Iterator[str]:
     """Yield the table of `pytriton.conf`."""
     yield "| key | value | default |"
@@ -147,8 +238,8 @@ TABLES = {
 
 
 def files() -> dict[str, str]:
-    """Return the text of each file that holds something of the settings."""
-    written = {HEADER: header()}
+    """Return the text of each file that is written, or has a table that is."""
+    written = {HEADER: header(), LIMITS_HEADER: limits_header(), INSTANCE_HEADER: instance_header()}
     for path, (name, rows) in TABLES.items():
         begin, end = f"<!-- settings of {name}: `python3 tools/dev.py reference` -->", "<!-- end of settings -->"
         text = (ROOT / path).read_text(encoding="utf-8")
@@ -171,7 +262,7 @@ def stale() -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Write the files, or with `--check` say which are stale."""
-    parser = argparse.ArgumentParser(description="Write what follows from the settings of models.")
+    parser = argparse.ArgumentParser(description="Write what C++ and docs/ take from Python.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a file is stale")
     is_check = parser.parse_args(arguments).check
     found = stale()

@@ -6,9 +6,15 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli
 
+from pytriton.client._core import dtypes as client_types
+from pytriton.inprocess.capi.enums import DataType
+from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES, data_type_of
+from pytriton.model_config import dtypes as declared_types
+from pytriton.proxy_backend.wire import dtypes as wire_types
 from support.paths import ROOT
 
 DISTS = ("client", "decorators", "proxy-backend", "server")
@@ -117,3 +123,19 @@ def test_every_distribution_has_the_same_namespace_guard() -> None:
     copies = [path for dist in DISTS for path in namespace_folder(dist).glob("*/_namespace.py")]
     assert len(copies) == len(DISTS)
     assert len({path.read_text() for path in copies}) == 1
+
+
+def test_every_distribution_has_the_same_data_types() -> None:
+    """The client, the decorators and the proxy backend do without each other, so each has a table of its own."""
+    numeric = [it for it in DataType if it not in (DataType.INVALID, DataType.BYTES, DataType.BF16)]
+    assert len(numeric) == 12
+    for data_type in numeric:
+        dtype = wire_types.dtype_of(int(data_type))
+        assert (wire_types.code_of(dtype), data_type_of(dtype), NUMPY_TYPES[data_type]) == (data_type, data_type, dtype)
+        assert client_types.datatype_of(dtype) == declared_types.wire_name(dtype) == data_type.name
+        assert np.dtype(client_types.dtype_of(data_type.name)) == dtype
+        assert np.dtype(declared_types.type_from_config_name(f"TYPE_{data_type.name}")) == dtype
+    strings = np.dtype(np.object_)
+    assert wire_types.code_of(strings) == wire_types.BYTES_CODE == DataType.BYTES == data_type_of(strings)
+    assert client_types.datatype_of(strings) == declared_types.wire_name(strings) == "BYTES"
+    assert wire_types.BF16_CODE == DataType.BF16

@@ -27,8 +27,8 @@ T* MakeArray(Py_ssize_t count) {
 bool ReadTensor(PyObject* name, PyObject* shape, PyObject* descr, Tensor* tensor) {
   const Py_ssize_t nd = PyTuple_Size(shape);
   if (nd < 0) return false;
-  if (nd > kMaxDims) {
-    PyErr_Format(PyExc_ValueError, "%zd dimensions, at most %d expected", nd, kMaxDims);
+  if (nd > kAcceleratedDims) {
+    PyErr_Format(PyExc_ValueError, "%zd dimensions, at most %d expected", nd, kAcceleratedDims);
     return false;
   }
   tensor->nd = static_cast<int>(nd);

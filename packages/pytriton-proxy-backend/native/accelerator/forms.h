@@ -9,8 +9,6 @@
 
 namespace pytriton {
 
-constexpr int kMaxDims = 8;
-constexpr int kMaxInputs = 32;
 constexpr int kMaxReplyForms = 8;
 
 // A numeric tensor at its place in a record.
@@ -19,7 +17,7 @@ struct Tensor {
   PyObject* descr;
   uint64_t item_size;
   int nd;
-  Py_ssize_t dims[kMaxDims];
+  Py_ssize_t dims[kAcceleratedDims];
   uint64_t offset;
   uint64_t length;
 };

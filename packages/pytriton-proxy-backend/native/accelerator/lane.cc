@@ -22,10 +22,6 @@ namespace pytriton {
 namespace {
 
 constexpr int kMaxSegments = 16;
-// Outputs up to this are copied, as by `transport.connection`.
-constexpr uint64_t kLargestCopied = 2 << 20;
-// Of a record that is copied without letting other threads run.
-constexpr uint64_t kSmallBytes = 64 << 10;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
 // So many batches of one request in a row are those of a lone caller, as in the native proxy.
 constexpr uint32_t kInRow = 8;
@@ -288,7 +284,7 @@ Outcome Recognise(Lane* lane, ssize_t size, const msghdr& header, Incoming* batc
   memcpy(&record, batch->data, sizeof(record));
   if (record.magic != kBatchMagic || record.batch != message.batch || record.metadata_length < sizeof(RecordHeader) ||
       record.metadata_length > record.record_length || record.record_length > message.length ||
-      record.metadata_length > kMaxCompared) {
+      record.metadata_length > kComparedBytes) {
     return Outcome::kOther;
   }
   NotePace(lane, record);
@@ -381,9 +377,9 @@ ReplyBlock* FindRoom(Lane* lane, uint64_t length) {
 
 // Whether large outputs lie where Python can send them from; true with an exception.
 bool IsLent(Lane* lane, const Incoming& batch, const ReplyForm& form) {
-  if (form.payload_bytes <= kSmallBytes) return false;
+  if (form.payload_bytes <= kSmallRecordBytes) return false;
   const char* first = form.found[0]->data;
-  if (form.payload_bytes > kLargestCopied && first >= batch.data && first < batch.data + batch.message.length) return true;
+  if (form.payload_bytes > kLargestCopiedBytes && first >= batch.data && first < batch.data + batch.message.length) return true;
   PyObject* told = PyObject_CallFunction(
       lane->is_lent, "K", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(first)));
   const bool is_lent = told == nullptr || PyLong_AsLongLong(told) != 0;
@@ -393,7 +389,7 @@ bool IsLent(Lane* lane, const Incoming& batch, const ReplyForm& form) {
 
 void WriteRecord(const ReplyForm& form, uint64_t number, char* record) {
   WriteMetadata(form, number, record);
-  if (form.payload_bytes <= kSmallBytes) {
+  if (form.payload_bytes <= kSmallRecordBytes) {
     CopyPayloads(form, record);
     return;
   }
@@ -617,7 +613,7 @@ int InitLane(PyObject* self, PyObject* args, PyObject*) {
   Counts* counts = CountsAt(address, count);
   if (counts == nullptr) return -1;
   char* packet = PyByteArray_AsString(buffer);
-  lane->metadata = static_cast<char*>(malloc(kMaxCompared));
+  lane->metadata = static_cast<char*>(malloc(kComparedBytes));
   if (packet == nullptr || lane->metadata == nullptr) return -1;
   for (const Method& method : kMethods) {
     lane->*method.member = PyObject_GetAttrString(host, method.name);

@@ -7,8 +7,6 @@
 namespace pytriton {
 
 constexpr int kMaxBatchForms = 128;
-// Of metadata that are compared; those of larger batches are read by Python.
-constexpr uint64_t kMaxCompared = 64 << 10;
 
 // What is counted, in the array of `runtime.statistics.Counters`.
 constexpr int kBuckets = 65;

@@ -239,7 +239,7 @@ Served ServeIn(Lane* lane, char* record, uint64_t batch) {
   Served served;
   RecordHeader header;
   memcpy(&header, record, sizeof(header));
-  if (header.metadata_length > kMaxCompared) return served;
+  if (header.metadata_length > kComparedBytes) return served;
   Likeness likeness;
   BatchForm* form = FindForm(&lane->forms, lane->describe, header, record, &likeness);
   Requests* requests = form == nullptr ? nullptr : MakeRequests(lane, *form, header, record, likeness, batch);

@@ -6,25 +6,15 @@
 
 #include "../src/input_ranks.h"
 #include "../src/response_cache.h"
+#include "instance_fields.h"
 #include "python_objects.h"
 
 namespace pytriton {
 
-struct Lane;
-
 // One model instance, and what the process says about it. `slab` is where the next batch is written; the process puts
 // another one in its place while it has the batch, if anything still refers to what is in it.
-struct Instance {
-  void* slab;
-  uint64_t capacity;
-  uint64_t in_place_from;  // inputs of so many bytes are not copied where they lie in one piece, alone in a batch
-  uint64_t token;
-  uint32_t batching;
-  uint32_t decoupled;
-  PyObject* owner;  // what keeps the slab
-  Lane* lane;       // null where Python serves every batch
-  uint64_t cache_bytes;  // what the answers of all models may take that keep theirs; 0: this one does not
-  InputRanks ranks;  // not for Python, like what follows
+struct Instance : InstanceFields {
+  InputRanks ranks;
   std::shared_ptr<ModelCache> cache;
 };
 

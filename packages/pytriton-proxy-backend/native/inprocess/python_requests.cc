@@ -60,8 +60,7 @@ int TypeOf(const PyObject* dtype) {
 }
 
 size_t ElementSize(int type) {
-  static constexpr size_t kSizes[kTypeCount] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8};
-  return kSizes[type];
+  return kElementSizes[type];
 }
 
 // Describes an array, without a copy; false where it has to be converted.

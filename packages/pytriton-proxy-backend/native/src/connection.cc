@@ -18,8 +18,6 @@ namespace pytriton {
 
 namespace {
 
-// A response above this is acknowledged at once, a smaller one with the next batch.
-constexpr uint64_t kEagerAcknowledge = 64 << 10;
 constexpr uint32_t kMaxInFlight = 1024;
 // How long the messages of one worker are read in a row.
 constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
@@ -307,7 +305,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     }
     BatchDoneLocked(message.batch, message.flags);
   }
-  return message.length <= kEagerAcknowledge && !settings_.decoupled ? true : AcknowledgeLocked(error);
+  return message.length <= kAcknowledgedLaterBytes && !settings_.decoupled ? true : AcknowledgeLocked(error);
 }
 
 bool Connection::FailLocked(

@@ -1,8 +1,10 @@
 // Protocol 1 in C++: every number that crosses the process border. docs/protocol.md is the normative text,
-// _layout.py its twin in Python; the golden vectors in tests/golden are read by both.
+// wire/layout.py its twin in Python; the golden vectors in tests/golden are read by both.
 #pragma once
 
 #include <cstdint>
+
+#include "shared_limits.h"
 
 namespace pytriton {
 
@@ -211,8 +213,7 @@ static_assert(sizeof(ParameterEntry) == 24);
 
 // Bytes of one element, 0 for a type that is not fixed in size or not known.
 inline uint32_t FixedElementSize(uint32_t dtype) {
-  constexpr uint8_t kSizes[] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 0, 2};
-  return dtype < sizeof(kSizes) ? kSizes[dtype] : 0;
+  return dtype < sizeof(kElementSizes) ? kElementSizes[dtype] : 0;
 }
 
 }  // namespace pytriton

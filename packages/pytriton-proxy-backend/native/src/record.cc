@@ -296,7 +296,7 @@ bool PeerRecord::CheckParameters(uint32_t offset, uint32_t count, std::string* e
         if (error->empty()) *error = "a parameter's value lies outside the metadata";
         return false;
       }
-    } else if (parameter.type > 3) {
+    } else if (parameter.type > kLastParameterType) {
       *error = "unknown parameter type " + std::to_string(parameter.type);
       return false;
     }
@@ -319,7 +319,7 @@ bool PeerRecord::ReadTensors(
       *error = where() + "belongs to entry " + std::to_string(entry.owner) + " of " + std::to_string(owners);
       return false;
     }
-    const bool strings = entry.dtype == 13;
+    const bool strings = entry.dtype == kBytesType;
     const uint32_t element = FixedElementSize(entry.dtype);
     if (!strings && element == 0) {
       *error = where() + "unknown data type " + std::to_string(entry.dtype);
@@ -501,7 +501,7 @@ bool SplitStrings(
 bool FitsShape(
     uint32_t dtype, const int64_t* dims, uint64_t dims_count, const uint8_t* data, uint64_t length,
     std::string* error) {
-  const bool strings = dtype == 13;
+  const bool strings = dtype == kBytesType;
   const uint64_t element = strings ? sizeof(uint32_t) : FixedElementSize(dtype);
   uint64_t elements = 1;
   bool counts = element != 0;

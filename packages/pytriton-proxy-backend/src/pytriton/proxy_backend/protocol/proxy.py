@@ -10,12 +10,11 @@ from ..wire import messages
 from ..wire.errors import ProtocolError
 from ..wire.greetings import GreetingError, Hello, Welcome, pack_refuse, parse_hello
 from ..wire.layout import Capability
+from ..wire.limits import ACKNOWLEDGED_LATER_BYTES
 from ..wire.messages import BATCH_DONE, FAIL, INPUT_RELEASED, RESPONSE, Buffer, Header
 from ..wire.settings import ServingSettings
 from .segments import Block, PeerSegments, Place, State
 
-# A response up to this size may be acknowledged with the next batch.
-_SMALL_BYTES = 64 << 10
 # A worker that takes several batches is let go if nothing came from it so long after one of them took too long.
 _SILENCE_S = 1.0
 
@@ -204,7 +203,7 @@ class ProxyProtocol(Generic[T]):
         batch.active_at = now
         if kind == RESPONSE and segment:
             self._consumed += 1
-            self.acknowledgement_due = length > _SMALL_BYTES or self._settings.decoupled
+            self.acknowledgement_due = length > ACKNOWLEDGED_LATER_BYTES or self._settings.decoupled
         if kind == FAIL or flags & BATCH_DONE:
             del self.in_flight[number]
             return True

@@ -9,12 +9,11 @@ import numpy as np
 from ..errors import ProtocolError
 from ..wire.batch import BatchMetadata, BatchReader, Head
 from ..wire.layout import ALIGNMENT
+from ..wire.limits import ACCELERATED_DIMS
 from ..wire.record import Array, Record
 from ..wire.response import lay_out_columns
 from .service import Service
 
-# As the accelerator has them.
-_MAX_DIMS = 8
 _MAX_INPUTS = 32
 _MAX_SEEN = 1024
 
@@ -59,7 +58,7 @@ class PlainBatches:
         if not self._is_known(metadata, fixed):
             return None
         for _, shape, _, offset in columns:
-            if len(shape) > _MAX_DIMS or 0 in shape or offset % ALIGNMENT:
+            if len(shape) > ACCELERATED_DIMS or 0 in shape or offset % ALIGNMENT:
                 return None
         inputs = tuple((name, shape, dtype, dtype.itemsize) for name, shape, dtype, _ in columns)
         return metadata, inputs, fixed, texts, int(self._reader.batching), self._record_limit
@@ -117,7 +116,7 @@ def _pieces(record: Record, names: tuple[str, ...], results: list[dict[str, Arra
     for index, result in enumerate(results):
         for at, name in enumerate(names):
             array: np.ndarray[Any, Any] = result[name]
-            if not array.flags.c_contiguous or not array.size or array.ndim > _MAX_DIMS:
+            if not array.flags.c_contiguous or not array.size or array.ndim > ACCELERATED_DIMS:
                 return None
             pieces.append((index, name, array.shape, array.dtype, ends[at], array.nbytes))
             ends[at] += array.nbytes

@@ -28,6 +28,7 @@ from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
 from ..wire.greetings import Hello, Welcome
 from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, ErrorCode, align
+from ..wire.limits import LARGEST_COPIED_BYTES
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Array, Record
 from .arena import (
@@ -55,8 +56,6 @@ _ARENA_TIMEOUT_S = 30.0
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
-# Outputs up to this are copied, which costs less than to send them from where they are.
-LARGEST_COPIED = 2 << 20
 _U64 = struct.Struct("<Q")
 # With MSG_TRUNC, the size of a packet that is too long is told, too.
 RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_TRUNC
@@ -299,7 +298,7 @@ class Connection:
         Returns:
             The segment, where the record of the batch begins in it, and where the first payload begins in that.
         """
-        if not self._may_refer or record.layout.payload_bytes <= LARGEST_COPIED:
+        if not self._may_refer or record.layout.payload_bytes <= LARGEST_COPIED_BYTES:
             return None
         place = self.protocol.batches.get(number)
         memory = None if place is None else self.inputs.segment(place[0])
@@ -345,7 +344,7 @@ class Connection:
         ordered = sorted(forms, key=lambda name: names.index(name) if name in names else len(names))
         lengths = [_nbytes(*forms[name]) for name in ordered]
         room = sum(map(align, lengths))
-        if sum(lengths) <= LARGEST_COPIED or any(form[1].hasobject for form in forms.values()):
+        if sum(lengths) <= LARGEST_COPIED_BYTES or any(form[1].hasobject for form in forms.values()):
             return None
         if self.protocol.must_wait(self.outputs.in_use, room):
             return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import layout
 from .errors import ProtocolError
+from .limits import COMPARED_BYTES
 from .record import (
     Array,
     Metadata,
@@ -33,7 +34,6 @@ TRACEPARENT = "traceparent"
 """The header of a W3C trace context, without which there is none."""
 
 _MAX_KNOWN = 256
-_MAX_KNOWN_BYTES = 64 << 10
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class BatchReader:
         known = self._known.get(key)
         if known is None or known.head != head:
             known = BatchMetadata(raw, head, self.batching)
-            if len(raw) <= _MAX_KNOWN_BYTES:
+            if len(raw) <= COMPARED_BYTES:
                 if len(self._known) >= _MAX_KNOWN:
                     self._known.clear()
                 self._known[key] = known
@@ -434,7 +434,7 @@ class RequestWriter:
         known = self._layouts.get(key)
         if known is None:
             record = lay_out_batch([request], batching=False)
-            if len(record.layout.metadata) <= _MAX_KNOWN_BYTES:
+            if len(record.layout.metadata) <= COMPARED_BYTES:
                 if len(self._layouts) >= _MAX_KNOWN:
                     self._layouts.clear()
                 self._layouts[key] = record.layout

@@ -15,6 +15,7 @@ import numpy as np
 from . import layout
 from .dtypes import BYTES_CODE, code_of, dtype_of
 from .errors import ProtocolError
+from .limits import SMALL_RECORD_BYTES
 from .strings import decode_strings, encode_strings
 
 Array = np.ndarray[Any, Any]
@@ -26,8 +27,6 @@ _MAX_DIMS = 64
 _KINDS = {layout.BATCH_MAGIC: "batch", layout.RESPONSE_MAGIC: "response"}
 _NUMBER = struct.Struct("<Q")
 _BITS = 0xFFFFFFFFFFFFFFFF
-# What is larger is copied by numpy, which lets other threads run meanwhile.
-_SMALL_BYTES = 64 << 10
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ class Record:
             number: Its batch.
         """
         self.write_metadata(memory, start, number)
-        is_small = memory.__class__ is mmap.mmap and self.layout.payload_bytes <= _SMALL_BYTES
+        is_small = memory.__class__ is mmap.mmap and self.layout.payload_bytes <= SMALL_RECORD_BYTES
         if not (is_small and self._copy_small(memory, start)):
             for (shape, dtype, offset, length), payload in zip(self.layout.places, self.payloads, strict=True):
                 offset += start

@@ -11,6 +11,7 @@ import numpy as np
 from . import layout
 from .batch import BatchMetadata
 from .errors import ProtocolError
+from .limits import COMPARED_BYTES
 from .record import (
     Array,
     Metadata,
@@ -27,7 +28,6 @@ from .record import (
 )
 
 _MAX_LAYOUTS = 512
-_MAX_KNOWN_BYTES = 64 << 10
 _MAX_ERROR_TEXT = 1 << 20
 _FINAL = int(layout.ResponseFlag.FINAL)
 _ERROR = int(layout.ResponseFlag.ERROR)
@@ -345,7 +345,7 @@ class AnswerReader:
             outputs = {tensor.name: tensor.array(record, record, 0) for tensor in known}
             return ResponseData(0, outputs, final=False)
         [response] = read_responses(record, number, 1, decoupled=True)
-        if response.has_outputs and not response.parameters and len(raw) <= _MAX_KNOWN_BYTES:
+        if response.has_outputs and not response.parameters and len(raw) <= COMPARED_BYTES:
             if len(self._known) >= _MAX_LAYOUTS:
                 self._known.clear()
             self._known[key] = Metadata(raw).read_tensors("output", tensors, head[1], record_length)

@@ -1,0 +1,44 @@
+// Written by `python3 tools/dev.py reference` from `Instance` of pytriton/inprocess/callables/backend.py. Change that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../python/python_abi.h"
+
+namespace pytriton {
+
+struct Lane;
+
+struct InstanceFields {
+  // Address of the memory where the next batch is written.
+  void* slab;
+  // Its bytes.
+  uint64_t capacity;
+  // Inputs of so many bytes stay where they are if they can.
+  uint64_t in_place_from;
+  // The number of the instance here.
+  uint64_t token;
+  // Whether tensors have a batch axis.
+  uint32_t batching;
+  // Whether a request may get any number of responses.
+  uint32_t decoupled;
+  // What keeps the slab, as long as it is the instance's.
+  PyObject* owner;
+  // That of plain batches; `None` where Python serves every batch.
+  Lane* lane;
+  // What the answers of all models may take that are given again; 0 where those of this one are not.
+  uint64_t cache_bytes;
+};
+static_assert(offsetof(InstanceFields, slab) == 0);
+static_assert(offsetof(InstanceFields, capacity) == 8);
+static_assert(offsetof(InstanceFields, in_place_from) == 16);
+static_assert(offsetof(InstanceFields, token) == 24);
+static_assert(offsetof(InstanceFields, batching) == 32);
+static_assert(offsetof(InstanceFields, decoupled) == 36);
+static_assert(offsetof(InstanceFields, owner) == 40);
+static_assert(offsetof(InstanceFields, lane) == 48);
+static_assert(offsetof(InstanceFields, cache_bytes) == 56);
+static_assert(sizeof(InstanceFields) == 64);
+
+}  // namespace pytriton
