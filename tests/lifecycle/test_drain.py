@@ -29,7 +29,7 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
 from pytriton.server.lifecycle import readiness
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.bare_server import BareServer, serving
@@ -305,7 +305,7 @@ def test_a_model_without_workers_makes_the_server_not_ready() -> None:
         # One that is none of ours is as good.
         model.stop_workers(PATIENCE_S)
         eventually(lambda: status(url) == 400)
-        stranger = Worker(identity, model._spec, endpoint)
+        stranger = Worker(identity, model.definition.spec, endpoint)
         stranger.start()
         eventually(lambda: status(url) == 200)
         assert connected_workers(endpoint) == 1
@@ -410,7 +410,7 @@ def test_a_model_that_is_being_unbound_needs_no_worker(caplog: pytest.LogCapture
     unload, has_worker = HttpControl.unload, WorkerWatch._has_worker
     looks = threading.Semaphore(0)
 
-    def counted(watch: WorkerWatch, model: BoundModel) -> bool:
+    def counted(watch: WorkerWatch, model: WorkerService) -> bool:
         if model.name == "staying":
             looks.release()
         return has_worker(watch, model)

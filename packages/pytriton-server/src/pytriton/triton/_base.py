@@ -27,10 +27,11 @@ from pytriton.server.lifecycle.policies import DefaultTritonLifecyclePolicy, Tri
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_as_init
 from pytriton.server.models.arguments import Servable
-from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.callers import calling_model, run_in_background
+from pytriton.server.models.definition import ModelDefinition
+from pytriton.server.models.service import WorkerService
+from pytriton.server.models.tracing import ModelTracing
 from pytriton.server.models.workers import StartCancelled
-from pytriton.server.observe.tracing import ModelTracing
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import describe_as_html
@@ -86,7 +87,7 @@ class TritonBase(abc.ABC):
         self._trace_config: Sequence[str] | None = None
         self._models = BoundModels()
         # Those of them that were there at the last stop: a notebook may bind them again, and gets the new ones.
-        self._stopped: set[BoundModel] = set()
+        self._stopped: set[WorkerService] = set()
         self._session: Session | None = None
         # How long it took until the models of the session were served, in seconds.
         self._start_s = 0.0
@@ -208,7 +209,7 @@ class TritonBase(abc.ABC):
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. Nothing of it is left.
         """
-        model = BoundModel(
+        definition = ModelDefinition(
             name=model_name,
             infer_func=infer_func,
             inputs=inputs,
@@ -217,8 +218,8 @@ class TritonBase(abc.ABC):
             config=config,
             strict=strict,
             triton_context=self._context,
-            tracing=ModelTracing(trace_config, self._trace_config),
         )
+        model = WorkerService(definition, ModelTracing(trace_config, self._trace_config))
         self._check_not_forked()
         caller = calling_model(self._context)
         if replace and caller is not None and caller.key == model.key:
@@ -226,7 +227,7 @@ class TritonBase(abc.ABC):
         else:
             self._bind(model, replace=replace)
 
-    def _bind(self, model: BoundModel, *, replace: bool) -> None:
+    def _bind(self, model: WorkerService, *, replace: bool) -> None:
         with self._changing():
             session = self._running()
             old = self._models.get(model.key)
@@ -258,7 +259,7 @@ class TritonBase(abc.ABC):
                 self._start_s += time.monotonic() - began
                 self._announce(model)
             self._models.put(model)
-            model.publish()
+            model.definition.publish()
 
     def rebind(
         self,
@@ -301,7 +302,8 @@ class TritonBase(abc.ABC):
         check_timeout("timeout_s", timeout_s)
         self._check_not_forked()
         caller = calling_model(self._context)
-        if caller is not None and (found := self._models.find(model_name, model_version)) == [caller]:
+        found = [] if caller is None else self._models.find(model_name, model_version)
+        if caller is not None and [each.definition for each in found] == [caller]:
             changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
             # Wrong arguments are an error at once.
             found[0].successor(infer_func, **changes)
@@ -323,7 +325,7 @@ class TritonBase(abc.ABC):
             new = old.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
             self._replace(old, new, timeout_s)
 
-    def _replace(self, old: BoundModel, new: BoundModel, drain_timeout_s: float) -> None:
+    def _replace(self, old: WorkerService, new: WorkerService, drain_timeout_s: float) -> None:
         self._models.check_same_config(new)
         session = self._running()
         try:
@@ -362,7 +364,7 @@ class TritonBase(abc.ABC):
         """
         check_timeout("timeout_s", timeout_s)
         self._check_not_forked()
-        if calling_model(self._context) in self._models.find(model_name, model_version):
+        if calling_model(self._context) in [each.definition for each in self._models.find(model_name, model_version)]:
             run_in_background("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s))
             return
         with self._changing():
@@ -642,7 +644,7 @@ class TritonBase(abc.ABC):
                 f"Make a {type(self).__name__} of its own here, or call the one of process {self._owner} there."
             )
 
-    def _announce(self, model: BoundModel) -> None:
+    def _announce(self, model: WorkerService) -> None:
         logger.info("Model %s (version %d) is served at %s", model.name, model.version, " and ".join(self._urls()))
 
 
@@ -681,7 +683,7 @@ def _held(lock: "threading.RLock", is_hopeless: Callable[[], bool]) -> Iterator[
         lock.release()
 
 
-def _stopped_meanwhile(model: BoundModel) -> TritonModelLoadError:
+def _stopped_meanwhile(model: WorkerService) -> TritonModelLoadError:
     reason = "the server was stopped in the meantime"
     return TritonModelLoadError(
         f"Model {model.name!r} (version {model.version}) cannot be served: {reason}.",

@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 
 from pytriton.exceptions import PyTritonInvalidOperationError
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 
 __all__ = ["BoundModels"]
 
 
-class BoundModels(dict[tuple[str, int], BoundModel]):
-    """Bound models by `BoundModel.key`. What is in here, the callables see in their `TritonContext`."""
+class BoundModels(dict[tuple[str, int], WorkerService]):
+    """Bound models by `WorkerService.key`. What is in here, the callables see in their `TritonContext`."""
 
-    def find(self, name: str, version: int | None) -> list[BoundModel]:
+    def find(self, name: str, version: int | None) -> list[WorkerService]:
         """Return the bound versions of a name, or the one that is asked for.
 
         Raises:
@@ -31,7 +31,7 @@ class BoundModels(dict[tuple[str, int], BoundModel]):
             )
         return models
 
-    def check_same_config(self, model: BoundModel) -> None:
+    def check_same_config(self, model: WorkerService) -> None:
         """Check that Triton can serve a model beside the other versions of its name.
 
         Raises:
@@ -40,7 +40,7 @@ class BoundModels(dict[tuple[str, int], BoundModel]):
         for other in self.values():
             if other.name != model.name or other.key == model.key:
                 continue
-            differences = model.differences(other)
+            differences = model.definition.differences(other.definition)
             if differences:
                 raise PyTritonInvalidOperationError(
                     f"Model {model.name!r}: version {model.version} differs from version {other.version} in "
@@ -48,22 +48,22 @@ class BoundModels(dict[tuple[str, int], BoundModel]):
                     "under another name."
                 )
 
-    def put(self, model: BoundModel) -> None:
+    def put(self, model: WorkerService) -> None:
         """Add a model, or let it take the place of the one with its key."""
         old = self.get(model.key)
         self[model.key] = model
         if old is not None:
-            old.unpublish()
+            old.definition.unpublish()
             self._publish_all()
 
-    def remove(self, models: Iterable[BoundModel]) -> None:
+    def remove(self, models: Iterable[WorkerService]) -> None:
         """Remove models."""
         for model in models:
             del self[model.key]
-            model.unpublish()
+            model.definition.unpublish()
         self._publish_all()
 
     def _publish_all(self) -> None:
         # A callable that serves several models sees the configuration of the one that was bound last.
         for model in self.values():
-            model.publish()
+            model.definition.publish()

@@ -8,8 +8,9 @@ from typing import Any
 
 from pytriton.decorators.serving import describe_tensors
 from pytriton.model_config.triton_model_config import TritonModelConfig
-from pytriton.server.models.bound_model import BoundModel, render_config_json
+from pytriton.server.models.definition import render_config_json
 from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.server.models.service import WorkerService
 
 __all__ = ["ModelDescription", "TritonDescription", "describe_model"]
 
@@ -81,14 +82,14 @@ class TritonDescription:
         return "\n".join([*map(str, self.models), *(f"{name}; of {path}" for name, path in self.folders.items())])
 
 
-def describe_model(model: BoundModel, *, is_running: bool) -> ModelDescription:
+def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescription:
     """Describe a model of a server that runs or does not."""
     return ModelDescription(
         model.name,
         model.version,
-        model.triton_config,
-        threads=sum(not isinstance(each, ProcessWorker) for each in model.callables),
-        processes=sum(each.copies for each in model.callables if isinstance(each, ProcessWorker)),
+        model.definition.triton_config,
+        threads=sum(not isinstance(each, ProcessWorker) for each in model.definition.callables),
+        processes=sum(each.copies for each in model.definition.callables if isinstance(each, ProcessWorker)),
         is_ready=model.is_attached if is_running else None,
     )
 

@@ -13,7 +13,7 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.model_config.parser import ModelConfigParser
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
 from pytriton.proxy_backend import BACKEND_NAME
-from pytriton.server.models.bound_model import render_config, render_config_json
+from pytriton.server.models.definition import render_config, render_config_json
 
 # Imported by name: whether protobuf brings type stubs depends on what else is installed.
 json_format: Any = importlib.import_module("google.protobuf.json_format")

@@ -34,10 +34,10 @@ from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async
 from pytriton.server.models.arguments import Servable
-from pytriton.server.models.bound_model import BoundModel, triton_part
 from pytriton.server.models.callers import calling_model, run_in_background
+from pytriton.server.models.definition import ModelDefinition, triton_part
 from pytriton.server.models.process_workers import ProcessWorker
-from pytriton.server.observe.tracing import ModelTracing, TracerLease
+from pytriton.server.models.tracing import ModelTracing, TracerLease
 
 __all__ = ["Bindings"]
 
@@ -79,7 +79,7 @@ class BoundCallables:
         cache_bytes: What answers that are given again may take in the server; 0 where none are.
     """
 
-    def __init__(self, bound: BoundModel, tracing: ModelTracing, copy_inputs: bool) -> None:
+    def __init__(self, bound: ModelDefinition, tracing: ModelTracing, copy_inputs: bool) -> None:
         self.bound = bound
         self.number: int | None = None
         self.cache_bytes = 0
@@ -227,7 +227,7 @@ class Bindings:
         control_mode: ModelControlMode,
     ) -> tuple[str, int]:
         """See `Server.bind`; returns name and version of the model. `control_mode` is the one of the next start."""
-        bound = BoundModel(
+        bound = ModelDefinition(
             name=model_name,
             infer_func=infer_func,
             inputs=inputs,
@@ -236,7 +236,6 @@ class Bindings:
             config=config,
             strict=strict,
             triton_context=self._context,
-            tracing=None,
         )
         for infer in bound.callables:
             if isinstance(infer, ProcessWorker):

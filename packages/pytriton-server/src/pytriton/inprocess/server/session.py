@@ -29,7 +29,6 @@ from pytriton.inprocess.server.load_parameters import files_of
 from pytriton.inprocess.server.memory_models import MemoryRepository, is_folder_name
 from pytriton.inprocess.server.options import Options, option_values
 from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
-from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.workspace import Workspace
 
 __all__ = ["Session"]
@@ -66,7 +65,9 @@ class Session(ServerAccess):
         self.describe_busy: Callable[[], list[str]] = list
         self.control_mode = ModelControlMode(values["model_control_mode"])
         local = json.loads(values["cache_config"].get(b"local", b"{}"))
-        self.cache_bytes = local_cache_bytes(f"local,{setting}={value}" for setting, value in local.items())
+        size = str(local.get("size", "")).strip()
+        # What is no number is Triton's to refuse.
+        self.cache_bytes = int(size) if size.isdecimal() else 0
         self._exit_timeout_s = float(values["exit_timeout"])
         python = values["backend_configuration"].get(b"python", {})
         self._shm_prefix = python.get(b"shm-region-prefix-name", b"").decode()

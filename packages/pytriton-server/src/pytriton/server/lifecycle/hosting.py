@@ -12,7 +12,7 @@ from pytriton.proxy_backend import ProxyBackendError
 from pytriton.server.control.http import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
 
 __all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "ModelHost", "StopWanted"]
@@ -36,7 +36,7 @@ StopWanted = Callable[[], bool]
 class Deployer(Protocol):
     """Makes a server serve models."""
 
-    def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+    def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others. Returns when they are loaded.
 
         Args:
@@ -88,22 +88,22 @@ class ModelHost:
         self._is_running = is_running
         self._log_tail = log_tail
         self._on_unrecoverable = on_unrecoverable
-        self._models: list[BoundModel] = []
+        self._models: list[WorkerService] = []
         # In service as long as the server has not answered that they are not.
-        self._leaving: Sequence[BoundModel] = ()
+        self._leaving: Sequence[WorkerService] = ()
         # Out of service, with requests that their workers are still to answer.
-        self._draining: list[BoundModel] = []
+        self._draining: list[WorkerService] = []
         # The same after the wait for these requests has ended in vain.
-        self._orphaned: list[BoundModel] = []
+        self._orphaned: list[WorkerService] = []
         self._generations = itertools.count(1)
 
     @property
-    def models(self) -> Sequence[BoundModel]:
+    def models(self) -> Sequence[WorkerService]:
         """The models in service."""
         return tuple(self._models)
 
     @property
-    def lasting(self) -> Sequence[BoundModel]:
+    def lasting(self) -> Sequence[WorkerService]:
         """The models in service that are not about to leave it: they are to have workers."""
         return tuple(model for model in self._models if model not in self._leaving)
 
@@ -112,7 +112,7 @@ class ModelHost:
         """Folder of the sockets between server and workers."""
         return self._endpoints
 
-    def side_files(self, model: BoundModel) -> list[tuple[str, str]]:
+    def side_files(self, model: WorkerService) -> list[tuple[str, str]]:
         """Return names and texts of the files that the proxy reads from the folder of a model's version."""
         return model.side_files(self._endpoints, self.cache_bytes)
 
@@ -120,7 +120,7 @@ class ModelHost:
         """Return the names of the models that are out of service and that the server has not let go of."""
         return [model.name for model in (*self._draining, *self._orphaned) if self._is_loaded(model)]
 
-    def has_only_orphaned(self, orphaned: OrphanedRequests, models: Sequence[BoundModel] | None = None) -> bool:
+    def has_only_orphaned(self, orphaned: OrphanedRequests, models: Sequence[WorkerService] | None = None) -> bool:
         """Tell whether the server can never answer what it still has of models.
 
         Args:
@@ -129,11 +129,11 @@ class ModelHost:
         """
         loaded = list(filter(self._is_loaded, self._all() if models is None else models))
         # A model that went on under the same name has a socket of its own, or the workers of both.
-        if not orphaned.poll({model.endpoint(self._endpoints): model.batching_delay_s for model in loaded}):
+        if not orphaned.poll({model.endpoint(self._endpoints): model.definition.batching_delay_s for model in loaded}):
             return False
         return not self._deployer.has_others({model.name for model in self._all()})
 
-    def prepare(self, model: BoundModel) -> None:
+    def prepare(self, model: WorkerService) -> None:
         """Start the workers of a model that the server is going to load. They attach as soon as it has."""
         if model.endpoint(self._endpoints).exists():
             # Of a model whose requests were cut off, and whose end takes its time.
@@ -142,7 +142,7 @@ class ModelHost:
         model.describe(self._endpoints)
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
-    def wait_warm(self, model: BoundModel, stop_wanted: StopWanted) -> None:
+    def wait_warm(self, model: WorkerService, stop_wanted: StopWanted) -> None:
         """Wait until the callables of a model have done their warm-up, at once where there is none.
 
         Raises:
@@ -155,7 +155,7 @@ class ModelHost:
             cause = error.__cause__ or error
             raise self.load_error(model, str(error), cause) from cause
 
-    def wait_attached(self, model: BoundModel, timeout_s: float) -> None:
+    def wait_attached(self, model: WorkerService, timeout_s: float) -> None:
         """Wait until the workers of a loaded model are attached.
 
         Raises:
@@ -171,7 +171,7 @@ class ModelHost:
                 reason=str(error),
             ) from error
 
-    def load(self, model: BoundModel, *, timeout_s: float, stop_wanted: StopWanted) -> None:
+    def load(self, model: WorkerService, *, timeout_s: float, stop_wanted: StopWanted) -> None:
         """Bring a model into service. After an error nothing of it is left.
 
         Args:
@@ -205,7 +205,7 @@ class ModelHost:
             raise
 
     def unload(
-        self, models: Sequence[BoundModel], *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted
+        self, models: Sequence[WorkerService], *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted
     ) -> None:
         """Take versions of one name out of service and wait until their requests are answered.
 
@@ -235,7 +235,7 @@ class ModelHost:
 
     def unload_all(self, *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Take all models out of service, as `unload` does. Those that the server keeps are named in the log."""
-        shared: list[BoundModel] = []
+        shared: list[WorkerService] = []
         for name in dict.fromkeys(model.name for model in self._models):
             try:
                 is_gone = self._deployer.deploy(name, [], timeout_s)
@@ -251,7 +251,13 @@ class ModelHost:
         self._wait_unloaded(tuple(self._draining), drain_timeout_s, stop_wanted)
 
     def replace(
-        self, old: BoundModel, new: BoundModel, *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted
+        self,
+        old: WorkerService,
+        new: WorkerService,
+        *,
+        timeout_s: float,
+        drain_timeout_s: float,
+        stop_wanted: StopWanted,
     ) -> None:
         """Put a model in the place of another one of its name and version. No request is lost on the way.
 
@@ -305,7 +311,7 @@ class ModelHost:
             self._draining.append(old)
             self._wait_unloaded([old], drain_timeout_s, stop_wanted)
 
-    def move_workers(self, model: BoundModel, endpoint: Path | None) -> None:
+    def move_workers(self, model: WorkerService, endpoint: Path | None) -> None:
         """Let the workers of a model serve it at another socket, when what was at the old one is gone.
 
         Args:
@@ -334,7 +340,7 @@ class ModelHost:
         for model in models:
             model.stop_workers(max(0.0, deadline - time.monotonic()))
 
-    def load_error(self, model: BoundModel, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
+    def load_error(self, model: WorkerService, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
         """Make the error for a model that the server does not serve.
 
         Args:
@@ -352,28 +358,28 @@ class ModelHost:
             log_lines=() if cause is not None else self._log_tail(),
         )
 
-    def _all(self) -> list[BoundModel]:
+    def _all(self) -> list[WorkerService]:
         return [*self._models, *self._draining, *self._orphaned]
 
-    def _named(self, name: str) -> list[BoundModel]:
+    def _named(self, name: str) -> list[WorkerService]:
         return [model for model in self._models if model.name == name]
 
-    def _files(self, model: BoundModel) -> tuple[str, list[tuple[str, str]]]:
-        return model.config_text, self.side_files(model)
+    def _files(self, model: WorkerService) -> tuple[str, list[tuple[str, str]]]:
+        return model.definition.config_text, self.side_files(model)
 
-    def _reload(self, model: BoundModel, timeout_s: float) -> None:
+    def _reload(self, model: WorkerService, timeout_s: float) -> None:
         try:
             self._deployer.deploy(model.name, self._named(model.name), timeout_s)
         except ControlError as error:
             raise self.load_error(model, error.reason or str(error)) from error
 
-    def _roll_back(self, model: BoundModel) -> None:
+    def _roll_back(self, model: WorkerService) -> None:
         try:
             self._deployer.deploy(model.name, self._named(model.name), WORKER_DEADLINE_S)
         except (ControlError, WorkspaceError) as error:
             logger.debug("After a failed load, model %r: %s", model.name, error)
 
-    def _detach(self, models: Sequence[BoundModel], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
+    def _detach(self, models: Sequence[WorkerService], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Let the workers of models finish what they have, while others serve what comes."""
         stoppers = [
             threading.Thread(
@@ -387,7 +393,7 @@ class ModelHost:
             while stopper.is_alive() and not stop_wanted():
                 stopper.join(_JOIN_POLL_S)
 
-    def _wait_unloaded(self, models: Sequence[BoundModel], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
+    def _wait_unloaded(self, models: Sequence[WorkerService], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Wait until models out of service have answered what they have got, then stop their workers."""
         deadline = time.monotonic() + drain_timeout_s
         grace_s = WORKER_DEADLINE_S
@@ -419,7 +425,7 @@ class ModelHost:
             time.sleep(_POLL_S)
         self._orphaned = list(filter(self._is_loaded, [*self._orphaned, *models]))
 
-    def _is_loaded(self, model: BoundModel) -> bool:
+    def _is_loaded(self, model: WorkerService) -> bool:
         # The server removes the socket with the model, after the last of its requests.
         return self._is_running() and model.endpoint(self._endpoints).exists()
 

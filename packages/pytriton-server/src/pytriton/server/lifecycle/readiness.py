@@ -16,8 +16,8 @@ from pathlib import Path
 from pytriton.proxy_backend import BACKEND_NAME, SIDE_FILE_NAME, ProxySettings
 from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
 from pytriton.server.errors import TritonServerError
-from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import CONFIG_FILE
+from pytriton.server.models.service import WorkerService
 from pytriton.server.models.worker_watch import WorkerWatch
 from pytriton.server.tritonserver.version import parse_server_version
 from pytriton.server.workspace import Workspace
@@ -137,7 +137,7 @@ class Readiness:
     """
 
     def __init__(
-        self, workspace: Workspace, models: Callable[[], Sequence[BoundModel]], look_first: Callable[[], None]
+        self, workspace: Workspace, models: Callable[[], Sequence[WorkerService]], look_first: Callable[[], None]
     ) -> None:
         self._look_first = look_first
         self._endpoints = workspace.endpoints_path

@@ -33,11 +33,11 @@ from pytriton.server.lifecycle.replacement import ParkedSockets, check_same_plac
 from pytriton.server.lifecycle.self_test import GuardTest
 from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_up
 from pytriton.server.lifecycle.watchdog import Watchdog
-from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
+from pytriton.server.models.service import WorkerService
+from pytriton.server.models.tracing import export_environment
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.metrics_totals import HostedModel, hosted_models
-from pytriton.server.observe.tracing import export_environment
 from pytriton.server.settings.config import WORKERS, TritonConfig
 from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.response_cache import local_cache_bytes
@@ -102,7 +102,7 @@ class Session(Protocol):
     def host(self) -> ModelHost:
         """The models on the server."""
 
-    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Bring server and models up. After an error, `close` has to follow.
 
         Args:
@@ -111,7 +111,7 @@ class Session(Protocol):
             cancelled: Asked again and again; True ends the wait.
         """
 
-    def claim(self, model: BoundModel) -> None:
+    def claim(self, model: WorkerService) -> None:
         """Make sure that a model may get its name, before it is loaded.
 
         Raises:
@@ -233,7 +233,7 @@ class ServerSession:
         test = self._guard_test
         return {} if test is None else {each.name: is_in_force for each, is_in_force in test.states.items()}
 
-    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Start the server with `models` and wait until they are served; see `Session.start`.
 
         Raises:
@@ -458,16 +458,16 @@ class ServerSession:
         for process, report in ended:
             self._exited(process, report)
 
-    def claim(self, model: BoundModel) -> None:
+    def claim(self, model: WorkerService) -> None:
         """Do nothing: the names of a server of our own are ours."""
 
-    def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+    def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
         with self._files_lock, self._repository.changed(name, *self._files(models)):
             if models:
                 self.control.load(name, timeout_s)
                 if self._guard_test is not None and not self._guard_test.has_tried_model:
-                    self._guard_test.run_model(name, is_plain=not models[0].triton_config.decoupled)
+                    self._guard_test.run_model(name, is_plain=not models[0].decoupled)
             else:
                 self.control.unload(name, timeout_s)
         return True
@@ -768,10 +768,10 @@ class ServerSession:
             grpc_headers=control_headers(config, self._security, "grpc"),
             outcomes=self.outcomes,
         )
-        plain = {model.name: not model.triton_config.decoupled for model in self._host.models}
+        plain = {model.name: not model.decoupled for model in self._host.models}
         self._guard_test.run({**dict.fromkeys(self._linked, False), **plain})
 
-    def _wait_attached(self, model: BoundModel, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def _wait_attached(self, model: WorkerService, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > POLL_S and model.is_alive and not model.is_attached:
             if cancelled():
@@ -814,7 +814,7 @@ class ServerSession:
         pid = None if self._process is None else self._process.pid
         return None if pid is None else resident_bytes(pid)
 
-    def _counted_models(self) -> list[BoundModel | HostedModel]:
+    def _counted_models(self) -> list[WorkerService | HostedModel]:
         hosted = [] if self._supervisor is None else hosted_models(self._supervisor.serving())
         return [*self._host.models, *hosted]
 
@@ -862,11 +862,11 @@ class ServerSession:
             return None
         return port_setting_of_bind_failure(list(error.log_lines), self._ports)
 
-    def _files(self, models: Sequence[BoundModel]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
+    def _files(self, models: Sequence[WorkerService]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
         """Return the configuration of one name, and the files of its versions."""
-        for model in models:
-            model.warn_without_cache(self._host.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])')
-        return models[0].config_text if models else "", {m.version: self._host.side_files(m) for m in models}
+        for definition in (model.definition for model in models):
+            definition.warn_without_cache(self._host.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])')
+        return models[0].definition.config_text if models else "", {m.version: self._host.side_files(m) for m in models}
 
     def _write_files(self) -> None:
         for name in {model.name for model in self._host.models}:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pytriton.proxy_backend.system.threads import keep_on
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 
 __all__ = ["WorkerWatch", "connected_workers", "sockets_at"]
 
@@ -33,7 +33,7 @@ class WorkerWatch:
 
     def __init__(
         self,
-        models: Callable[[], Sequence[BoundModel]],
+        models: Callable[[], Sequence[WorkerService]],
         endpoints: Path,
         on_change: Callable[[bool], bool],
         look_first: Callable[[], None] = lambda: None,
@@ -76,7 +76,7 @@ class WorkerWatch:
         if self._on_change(not lasting):
             self._are_complete = not lasting
 
-    def _has_worker(self, model: BoundModel) -> bool:
+    def _has_worker(self, model: WorkerService) -> bool:
         # Somebody else may have attached one.
         others = connected_workers(model.endpoint(self._endpoints)) - model.workers.has_stand_in
         return model.workers.has_attached or others > 0

@@ -13,7 +13,7 @@ from pytriton.proxy_backend import LIBRARY_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, ModelUpload
 from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.lifecycle.orphans import has_others
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 from pytriton.server.remote.sharing import (
     DIGEST_PARAMETER,
     ENDPOINT_PARAMETER,
@@ -70,7 +70,7 @@ class RemoteModels:
     def _host(self) -> ModelHost:
         return self._get_host()
 
-    def claim(self, model: BoundModel) -> None:
+    def claim(self, model: WorkerService) -> None:
         """Make sure that a model may get its name, and find out whether another process has loaded the same already.
 
         Raises:
@@ -102,7 +102,7 @@ class RemoteModels:
         """
         return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
-    def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+    def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
         if not models:
             return self._unload(name, timeout_s)
@@ -186,7 +186,7 @@ class RemoteModels:
         is_there = is_ready or any(state.name == name for state in self._control.index())
         return ServedModel(None, None) if is_there else None
 
-    def _find(self, model: BoundModel) -> ServedModel | None:
+    def _find(self, model: WorkerService) -> ServedModel | None:
         """Return the model that has the name already. Where it is the same, bound by a live process, join that."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
         while (there := self._served(model.name)) is not None and there.digest == self._digest([model]):
@@ -203,7 +203,7 @@ class RemoteModels:
                 time.sleep(_POLL_S)
         return there
 
-    def _join(self, model: BoundModel, there: ServedModel) -> bool:
+    def _join(self, model: WorkerService, there: ServedModel) -> bool:
         """Let a model be served at the socket of another process that has loaded it; False if there is none any more.
 
         Raises:
@@ -292,7 +292,7 @@ class RemoteModels:
                 "be changed from here alone. Change the callable alone, or unbind it in all other processes first."
             )
 
-    def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
+    def _load(self, name: str, models: Sequence[WorkerService], revision: str, timeout_s: float) -> None:
         endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
         self._deployed[name] = ServedModel(endpoint, self._digest(models), name in self._replaced)
         try:
@@ -304,19 +304,19 @@ class RemoteModels:
             raise ControlError(advice, reason=advice, status=error.status) from error
         self._watch_server(models[0])
 
-    def _watch_server(self, model: BoundModel) -> None:
+    def _watch_server(self, model: WorkerService) -> None:
         watch = self._servers.pop(model.name, None)
         if watch is not None:
             watch.close()
         self._servers[model.name] = ServerProcessWatch(model.endpoint(self._host.endpoints))
 
-    def _digest(self, models: Sequence[BoundModel]) -> str:
+    def _digest(self, models: Sequence[WorkerService]) -> str:
         return models_digest(models, self._host.cache_bytes)
 
-    def _upload(self, models: Sequence[BoundModel], revision: str) -> ModelUpload:
+    def _upload(self, models: Sequence[WorkerService], revision: str) -> ModelUpload:
         files = {LIBRARY_NAME: library_path().read_bytes()}
         for model in models:
-            model.warn_without_cache(self._host.cache_bytes, "RemoteTriton(response_cache_bytes=<bytes>)")
+            model.definition.warn_without_cache(self._host.cache_bytes, "RemoteTriton(response_cache_bytes=<bytes>)")
             for name, text in self._host.side_files(model):
                 files[f"{model.version}/{name}"] = text.encode()
         # Triton looks at the configuration alone to see whether it has to load a version again.
@@ -325,4 +325,4 @@ class RemoteModels:
             parameters[REPLACED_PARAMETER] = "true"
         if len(models) == 1:
             parameters[ENDPOINT_PARAMETER] = str(models[0].endpoint(self._host.endpoints))
-        return ModelUpload(models[0].config_json(parameters), files)
+        return ModelUpload(models[0].definition.config_json(parameters), files)

@@ -18,7 +18,7 @@ from pytriton.server.control.http import CALL_TIMEOUT_S, ControlError
 from pytriton.server.errors import TritonServerError, TritonServerExitedError
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.remote.models import LOAD_DEADLINE_S, RemoteModels
 from pytriton.server.workspace import Workspace
@@ -100,7 +100,7 @@ class RemoteSession:
         """The models on the server."""
         return self._host
 
-    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Wait for the server and load `models`; see `Session.start`. Only the server has to answer in `timeout_s`.
 
         Raises:
@@ -125,7 +125,7 @@ class RemoteSession:
             self._host.load(model, timeout_s=LOAD_DEADLINE_S, stop_wanted=cancelled)
         self._has_started = True
 
-    def claim(self, model: BoundModel) -> None:
+    def claim(self, model: WorkerService) -> None:
         """Make sure that a model may get its name; see `RemoteModels.claim`."""
         self._models.claim(model)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytriton.proxy_backend.system.forks import call_in_child, close_in_child, replace_descriptors
 from pytriton.proxy_backend.system.processes import open_pidfd
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.service import WorkerService
 from pytriton.server.models.worker_watch import sockets_at
 from pytriton.server.tritonserver.ports import process_with_sockets
 from pytriton.server.workspace import USERS_SUFFIX
@@ -48,14 +48,14 @@ _LOAD_SUFFIX = ".load"
 _POLL_S = 0.02
 
 
-def models_digest(models: Sequence[BoundModel], cache_bytes: int) -> str:
+def models_digest(models: Sequence[WorkerService], cache_bytes: int) -> str:
     """Return what two processes have in common that bind the same: names, versions, tensors, configuration.
 
     Args:
         models: The versions of a name.
         cache_bytes: What answers that are given again may take.
     """
-    parts = [models[0].config_text]
+    parts = [models[0].definition.config_text]
     for model in models:
         # The path of the socket does not matter, the other settings of the proxy do.
         anywhere = Path("/")

@@ -1,33 +1,22 @@
-"""One bound model: its checked description, its configuration for Triton and the proxy, and its workers."""
+"""What a model is: names, tensors, configuration, the context of its callables, and its warm-up."""
 
 import contextvars
 import copy
 import dataclasses
-import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from pytriton.decorators import TritonContext
 from pytriton.decorators.serving import check_callable, set_served_model
-from pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
 from pytriton.proxy.tracers import use_worker_tracer
 from pytriton.proxy_backend import (
-    SIDE_FILE_NAME,
-    EndpointError,
     ModelSpec,
-    ProxySettings,
-    description_path,
-    endpoint_path,
-    write_description,
 )
-from pytriton.proxy_backend.system.shortage import explain
-from pytriton.proxy_backend.wire.settings import serving_settings
-from pytriton.server.errors import WorkspaceError
 from pytriton.server.models.arguments import (
     InferFunc,
     Servable,
@@ -44,19 +33,16 @@ from pytriton.server.models.hinted import describe, is_hinted, load_callable
 from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
-from pytriton.server.models.workers import ModelWorkers
-from pytriton.server.observe.metrics_totals import CallableTotals
-from pytriton.server.observe.tracing import ModelTracing, TracerLease
 
-__all__ = ["BoundModel", "render_config", "render_config_json", "triton_part"]
+__all__ = ["ModelDefinition", "render_config", "render_config_json", "triton_part"]
 
 _SHORT_NAME_LENGTH = 12
 
 logger = logging.getLogger(__name__)
 
 
-class BoundModel:
-    """One version of a model and the callables that serve it.
+class ModelDefinition:
+    """One version of a model: its checked description, and the callables that are to serve it, wherever they run.
 
     Args:
         name: Name of the model, or the function or class alone, if that is decorated with `@model`.
@@ -69,9 +55,6 @@ class BoundModel:
             effect.
         strict: Whether outputs are held against their description in every detail.
         triton_context: What the callables learn about the other models.
-        generation: Tells the sockets of models apart that follow each other under one name and version, because
-            for a moment both are there.
-        tracing: Which tracer the callables get.
 
     Raises:
         PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable, or a callable under a
@@ -90,8 +73,6 @@ class BoundModel:
         config: ModelConfig | None,
         strict: bool,
         triton_context: TritonContext,
-        generation: int = 0,
-        tracing: ModelTracing | None = None,
     ) -> None:
         described = describe(name, infer_func, inputs, outputs, config)
         self.name = name = checked_name(described.name)
@@ -103,34 +84,33 @@ class BoundModel:
         named_inputs = named_specs(self._inputs, "INPUT", name)
         named_outputs = named_specs(self._outputs, "OUTPUT", name)
         config = checked_config(described.config, name, named_inputs)
-        self._config = copy.deepcopy(config)
+        self.config = copy.deepcopy(config)
+        """How it is served."""
         self.triton_config = TritonModelConfig(
             model_name=name,
             model_version=self.version,
             max_batch_size=int(config.max_batch_size or 0),
             batching=bool(config.batching),
-            batcher=self._config.batcher,
+            batcher=self.config.batcher,
             # One Triton instance hands batches to all workers.
             instance_group={DeviceKind.KIND_CPU: 1},
             decoupled=bool(config.decoupled),
             inputs=named_inputs,
             outputs=named_outputs,
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
-            model_warmup=self._config.model_warmup,
-            backend_parameters=dict(self._config.parameters),
+            model_warmup=self.config.model_warmup,
+            backend_parameters=dict(self.config.parameters),
         )
-        self._infer_funcs = [load_callable(infer, name) for infer in infer_funcs]
+        self.callables: list[InferFunc | ProcessWorker] = [load_callable(infer, name) for infer in infer_funcs]
+        """What serves it."""
         # What the user knows of them, by which their configuration is found.
         self._published = [infer for infer in infer_funcs if not isinstance(infer, ProcessWorker)]
-        for infer in self._infer_funcs:
+        for infer in self.callables:
             if not isinstance(infer, ProcessWorker):
                 check_callable(infer, self.triton_config)
         self.triton_context = triton_context
         """What the callables learn about the other models; the same for all models of a server."""
-        self.generation = generation
-        self.shared_endpoint: Path | None = None
-        """The socket of the model where another process has loaded it, and this one serves it together with that."""
-        self._spec = ModelSpec(
+        self.spec = ModelSpec(
             name=name,
             version=self.version,
             inputs=wire_specs(self.triton_config.inputs),
@@ -142,16 +122,12 @@ class BoundModel:
             # The log of a kernel is shown below some other cell, if at all.
             send_tracebacks=bool(config.send_tracebacks) or in_notebook(),
         )
-        warmup = WarmupBatches(
-            self._config.model_warmup or (),
+        """The model as a worker sees it."""
+        self._warmup = WarmupBatches(
+            self.config.model_warmup or (),
             batching=bool(config.batching),
             output_names=[spec.name for spec in named_outputs],
         )
-        self.workers = ModelWorkers(self._spec, self._config, warmup=warmup)
-        """Who serves it."""
-        self._tracing = tracing
-        self._tracer: TracerLease | None = None
-        self._description: Path | None = None
 
     def successor(
         self,
@@ -161,8 +137,8 @@ class BoundModel:
         outputs: Sequence[Tensor] | None = None,
         config: ModelConfig | None = None,
         strict: bool | None = None,
-    ) -> "BoundModel":
-        """Make the model that is to follow this one under its name and version.
+    ) -> "ModelDefinition":
+        """Define the model that is to follow this one under its name and version.
 
         What is None is what the hints of the callable say, or stays as it is.
 
@@ -171,28 +147,16 @@ class BoundModel:
             PyTritonBadParameterError: `config` breaks one of its own rules.
         """
         hinted = is_hinted(infer_func)
-        model = BoundModel(
+        return ModelDefinition(
             name=self.name,
             infer_func=infer_func,
             inputs=self._inputs if inputs is None and not hinted else inputs,
             outputs=self._outputs if outputs is None and not hinted else outputs,
             version=self.version,
-            config=self._config if config is None and not hinted else config,
+            config=self.config if config is None and not hinted else config,
             strict=self._strict if strict is None else strict,
             triton_context=self.triton_context,
-            tracing=self._tracing,
         )
-        model.succeed(self)
-        return model
-
-    def succeed(self, old: "BoundModel") -> None:
-        """Take over from the model that this one is to follow what is the model's, whoever serves it.
-
-        Args:
-            old: The model of the same name and version.
-        """
-        self.shared_endpoint = old.shared_endpoint
-        self.workers.totals = old.workers.totals
 
     @property
     def key(self) -> tuple[str, int]:
@@ -200,39 +164,24 @@ class BoundModel:
         return self.name.lower(), self.version
 
     @property
-    def spec(self) -> ModelSpec:
-        """The model as a worker sees it."""
-        return self._spec
-
-    @property
-    def decoupled(self) -> bool:
-        """Whether a request may get any number of responses."""
-        return self._spec.decoupled
-
-    @property
-    def callables(self) -> "list[InferFunc | ProcessWorker]":
-        """What serves it."""
-        return self._infer_funcs
-
-    @property
     def settings_of_workers(self) -> list[str]:
         """The options of its `ModelConfig` that are about workers, as far as they were given."""
         names = ("arena_budget_bytes", "attach_timeout_s", "repeatable")
-        return [name for name in names if getattr(self._config, name) != getattr(ModelConfig, name)]
+        return [name for name in names if getattr(self.config, name) != getattr(ModelConfig, name)]
 
     @property
     def warmup_timeout_s(self) -> float:
         """How long its warm-up may take, in seconds."""
-        return float(self._config.warmup_timeout_s)
+        return float(self.config.warmup_timeout_s)
 
     @property
     def execution_timeout_s(self) -> float | None:
         """How long a batch may take, in seconds; None is as long as it likes."""
-        return self._config.execution_timeout_s
+        return self.config.execution_timeout_s
 
     def new_warmup(self) -> WarmupBatches:
         """Return the batches of its warm-up, for one of its callables."""
-        return self.workers.new_warmup()
+        return copy.copy(self._warmup)
 
     def make_context(self, infer: InferFunc, tracer: object) -> contextvars.Context:
         """Make the context in which a callable runs: a copy of the current one that knows the model.
@@ -252,7 +201,7 @@ class BoundModel:
         """The text of the model's `config.pbtxt`, which serves all versions found in the model's folder."""
         return render_config(self.triton_config)
 
-    def differences(self, other: "BoundModel") -> list[str]:
+    def differences(self, other: "ModelDefinition") -> list[str]:
         """Return the fields in which the configurations of two models differ, in words; empty where they are equal."""
         if self.config_text == other.config_text:
             return []
@@ -278,20 +227,20 @@ class BoundModel:
         batcher = self.triton_config.batcher
         return 0.0 if batcher is None else batcher.max_queue_delay_microseconds * 1e-6
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the model has workers and all of them run, none of them stuck in its callable."""
-        return self.workers.is_alive
+    def warn_without_cache(self, cache_bytes: int, remedy: str) -> None:
+        """Say so where answers are to be given again, and nothing may keep them.
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the model has workers and all of them are attached to the server right now."""
-        return self.workers.is_attached
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why a worker ended that nobody stopped."""
-        return self.workers.error
+        Args:
+            cache_bytes: What they may take on the server.
+            remedy: What gives them more.
+        """
+        if self.config.response_cache and not cache_bytes:
+            logger.warning(
+                "Model %r: response_cache=True has no effect, because the server has no cache for it. Give it one with "
+                "%s.",
+                self.name,
+                remedy,
+            )
 
     def publish(self) -> None:
         """Let the callables of all models of the server see this model's configuration."""
@@ -304,121 +253,6 @@ class BoundModel:
         for infer in self._published:
             if configs.get(infer) is self.triton_config:
                 del configs[infer]
-
-    def endpoint(self, endpoints: Path) -> Path:
-        """Return the path of the socket between the server and the workers.
-
-        The file is there while the model is loaded.
-
-        Args:
-            endpoints: Folder for the sockets.
-
-        Raises:
-            EndpointError: The folder's path is too long for the system.
-        """
-        if self.shared_endpoint is not None:
-            return self.shared_endpoint
-        # "~" is in no model's name.
-        suffix = f"~{self.generation}" if self.generation else ""
-        try:
-            return endpoint_path(endpoints, self.name + suffix, self.version)
-        except EndpointError:
-            # Linux allows a socket's path 107 bytes, of which a usual workspace takes more than half.
-            short = hashlib.sha256(self.name.encode()).hexdigest()[:_SHORT_NAME_LENGTH]
-            return endpoint_path(endpoints, f"~{short}{suffix}", self.version)
-
-    def side_files(self, endpoints: Path, cache_bytes: int = 0) -> list[tuple[str, str]]:
-        """Return names and texts of the files that the proxy reads from the version's folder.
-
-        Args:
-            endpoints: Folder for the sockets.
-            cache_bytes: What answers that are given again may take on the server; for a model that has them do so.
-
-        Raises:
-            EndpointError: The path of the socket is too long for the system.
-        """
-        settings = ProxySettings(
-            endpoint=self.endpoint(endpoints),
-            batching=self._spec.batching,
-            decoupled=self._spec.decoupled,
-            max_waiting=_max_queue_size(self._config.batcher),
-            cache_bytes=cache_bytes if self._config.response_cache else 0,
-            tensors_digest=self._spec.tensors_digest,
-            **serving_settings(self._config),
-        )
-        return [(SIDE_FILE_NAME, settings.to_text())]
-
-    def warn_without_cache(self, cache_bytes: int, remedy: str) -> None:
-        """Say so where answers are to be given again, and nothing may keep them.
-
-        Args:
-            cache_bytes: What they may take on the server.
-            remedy: What gives them more.
-        """
-        if self._config.response_cache and not cache_bytes:
-            logger.warning(
-                "Model %r: response_cache=True has no effect, because the server has no cache for it. Give it one with "
-                "%s.",
-                self.name,
-                remedy,
-            )
-
-    def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
-        """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
-
-        Args:
-            endpoints: Folder for the sockets.
-            on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
-                caller got its answer.
-        """
-        endpoint = self.endpoint(endpoints)
-        if self._tracing is not None and self._tracer is None:
-            self._tracer = self._tracing.acquire()
-        for infer in self._infer_funcs:
-            if isinstance(infer, ProcessWorker):
-                trace_config = () if self._tracing is None else self._tracing.trace_config
-                self.workers.start_processes(infer, endpoint, trace_config, on_unrecoverable)
-                continue
-            context = self.make_context(infer, None if self._tracer is None else self._tracer.tracer)
-            self.workers.start_thread(infer, endpoint, context, on_unrecoverable)
-
-    def describe(self, endpoints: Path) -> None:
-        """Write what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
-
-        Args:
-            endpoints: Folder for the sockets.
-
-        Raises:
-            WorkspaceError: The file cannot be written.
-        """
-        path = description_path(self.endpoint(endpoints))
-        try:
-            write_description(path, self._spec)
-        except OSError as error:
-            raise WorkspaceError(
-                f"The description of model {self.name!r} cannot be written to {path}: "
-                + explain(error, "Is the disk full, or the workspace removed?"),
-                path=str(path),
-            ) from error
-        self._description = path
-
-    def read_totals(self) -> list[CallableTotals]:
-        """Return what the callables have done, those included that served the model before. From any thread."""
-        return self.workers.totals.read()
-
-    def stop_workers(self, timeout_s: float) -> None:
-        """Detach the workers when they have finished what they are at.
-
-        Args:
-            timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
-        """
-        self.workers.stop(timeout_s)
-        # A successor that listens at the same place has the file, too.
-        if self._description is not None and not self._description.with_suffix("").exists():
-            self._description.unlink(missing_ok=True)
-        tracer, self._tracer = self._tracer, None
-        if tracer is not None:
-            tracer.release()
 
 
 def render_config(config: TritonModelConfig) -> str:
@@ -438,12 +272,3 @@ def triton_part(config: TritonModelConfig) -> TritonModelConfig:
     cache takes failures for empty answers, and requests of other shapes, parameters or outputs for the same.
     """
     return dataclasses.replace(config, model_warmup=None, response_cache=None)
-
-
-def _max_queue_size(batcher: DynamicBatcher | None) -> int:
-    """Return how many requests a queue of Triton's may hold for a model; 0 is any number."""
-    if batcher is None:
-        return 0
-    policies = [batcher.default_queue_policy, *(batcher.priority_queue_policy or {}).values()]
-    sizes = [0 if policy is None else policy.max_queue_size for policy in policies]
-    return max(sizes) if all(sizes) else 0

@@ -9,7 +9,8 @@ import pytest
 
 from pytriton.decorators import TritonContext
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.definition import ModelDefinition
+from pytriton.server.models.service import WorkerService
 from pytriton.server.settings.response_cache import local_cache_bytes
 
 LIMITED, UNLIMITED = QueuePolicy(max_queue_size=5), QueuePolicy()
@@ -42,7 +43,7 @@ LIMITED, UNLIMITED = QueuePolicy(max_queue_size=5), QueuePolicy()
     ],
 )
 def test_the_limit_of_a_queue_holds_for_what_waits_for_a_worker(batcher: DynamicBatcher | None, line: str) -> None:
-    model = BoundModel(
+    definition = ModelDefinition(
         name="m",
         infer_func=lambda requests: requests,
         inputs=[Tensor((-1,), np.float32)],
@@ -52,13 +53,14 @@ def test_the_limit_of_a_queue_holds_for_what_waits_for_a_worker(batcher: Dynamic
         strict=False,
         triton_context=TritonContext(),
     )
+    model = WorkerService(definition)
     [(_, text)] = model.side_files(Path("/run/pytriton"))
     assert [found for found in text.splitlines() if found.startswith("max_waiting")] == ([line] if line else [])
 
 
 @pytest.mark.parametrize(("response_cache", "line"), [(True, ["cache_bytes = 4096"]), (False, [])])
 def test_answers_are_kept_as_long_as_they_fit_into_what_the_server_gives(response_cache: bool, line: list[str]) -> None:
-    model = BoundModel(
+    definition = ModelDefinition(
         name="m",
         infer_func=lambda requests: requests,
         inputs=[Tensor((-1,), np.float32)],
@@ -68,9 +70,10 @@ def test_answers_are_kept_as_long_as_they_fit_into_what_the_server_gives(respons
         strict=False,
         triton_context=TritonContext(),
     )
+    model = WorkerService(definition)
     [(_, text)] = model.side_files(Path("/run/pytriton"), 4096)
     assert [found for found in text.splitlines() if found.startswith("cache_bytes")] == line
-    assert "response_cache" not in model.config_text
+    assert "response_cache" not in definition.config_text
 
 
 @pytest.mark.parametrize(
