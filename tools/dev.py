@@ -9,6 +9,7 @@ nothing else is written outside the checkout but the download caches of pip, uv 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -18,8 +19,10 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
@@ -36,7 +39,7 @@ LOCKED_GROUPS = {
 }
 MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MATRIX_NUMPYS = ("1", "2")
-# What `test --quick` runs, and `test` on the oldest and the newest Python, too: in a minute or two, with some real
+# What `test --quick` runs, and `test --ci` on the oldest and the newest Python, too: in a minute or two, with some real
 # servers among it.
 QUICK_TESTS = (
     "-m",
@@ -50,6 +53,11 @@ QUICK_TESTS = (
     "tests/inprocess/test_tensor.py",
     "tests/serving/test_inference.py",
 )
+# Besides, in `test --quick`: each way to serve is held against the reference of the protocol, with few batches.
+REFERENCE_TESTS = "tests/serving/test_reference.py"
+FEW_BATCHES = {"PYTRITON_REFERENCE_BATCHES": "6"}
+# What `test` leaves to `test --ci` of the tests with a server.
+NO_SLOW_TESTS = ("-m", "not slow and not ci and not soak")
 # Percent of lines and branches that the quick tests reach, rounded down; it may only rise.
 COVERAGE_FLOOR = 73
 # Besides, with the older numpy: what Triton's own Python backend was built for, which ours is compared with.
@@ -209,12 +217,13 @@ class Runner:
         self.steps: list[tuple[str, int, float]] = []
         self.unstable: list[str] = []
 
-    def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
-        """Run hatch and return its exit code."""
+    def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None, output: IO[str] | None = None) -> int:
+        """Run hatch and return its exit code; what it prints goes into `output`, if there is one."""
         command = [sys.executable, "-c", RUN_HATCH, str(self.home / "hatch"), *arguments]
         locks = lock_settings(arguments) if self.locked else {}
         environment = {**self.environment, **locks, **(extra or {})}
-        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        error = None if output is None else subprocess.STDOUT
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=output, stderr=error).returncode
 
     def step(self, title: str, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
         """Run hatch as one named step, with a heading and its time in the summary."""
@@ -226,6 +235,27 @@ class Runner:
             code = self.try_again(title, written, arguments, extra)
         self.steps.append((title, code, time.monotonic() - began))
         return code
+
+    @contextlib.contextmanager
+    def beside(self, title: str, *arguments: str) -> Iterator[None]:
+        """Run hatch as one named step while those within this block run, and print then what it has said."""
+        began = time.monotonic()
+        ended = began
+
+        def run(output: IO[str]) -> int:
+            nonlocal ended
+            code = self.hatch(*arguments, output=output)
+            ended = time.monotonic()
+            return code
+
+        with tempfile.TemporaryFile("w+", dir=TOOLS) as said, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run, said)
+            yield
+            code = running.result()
+            say(title)
+            said.seek(0)
+            print(said.read(), end="", flush=True)
+        self.steps.append((title, code, ended - began))
 
     def try_again(self, title: str, written: Path, arguments: Sequence[str], extra: Mapping[str, str] | None) -> int:
         """Run the failed tests of a step once more, if they are few; those that pass then are told in the summary.
@@ -276,14 +306,18 @@ def prepare(runner: Runner) -> int:
 
 
 def test(runner: Runner, arguments: Sequence[str]) -> int:
-    """Run all checks; with --quick those of a minute, with --ci also long ones; with others, only pytest with these."""
+    """Run the checks; with --quick those of a minute, with --ci also long ones; with others, only pytest with these."""
     servers = test_servers()
     code = prepare(runner)
     if code != 0:
         return code
     if arguments and arguments[0] == "--quick":
-        check_sources(runner)
-        runner.step("Quick tests", "run", "test", *QUICK_TESTS, *arguments[1:])
+        check_sources(runner, types=False)
+        with runner.beside("Types", "run", "types"):
+            # Each process takes 11 s to collect them, and one processor has the types to check.
+            count = str(min(os.cpu_count() or 1, MOST_PROCESSES))
+            tests = ("-n", count, *QUICK_TESTS, REFERENCE_TESTS, *arguments[1:])
+            runner.step("Quick tests", "run", "test", *tests, extra=FEW_BATCHES)
         code = runner.finish()
         say_skipped(
             [
@@ -300,31 +334,63 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
             say(f"The same with {server}")
             codes.append(runner.hatch("run", "--", "pytest", *arguments, extra={SERVER_VARIABLE: str(server)}))
         return next((code for code in codes if code != 0), 0)
+    return test_in_ci(runner, servers) if long else test_here(runner, servers)
+
+
+def test_here(runner: Runner, servers: Sequence[Path]) -> int:
+    """Run what tells most in some minutes: all but the slow tests with a server, with one Python."""
+    check_sources(runner, types=False)
+    with runner.beside("Types", "run", "types"):
+        run_tests(runner, servers, (), NO_SLOW_TESTS, reports=False)
+    code = runner.finish()
+    say_skipped(
+        [
+            "other Pythons and numpy 1: `test --ci`, as CI does, or `matrix`",
+            "tests with a server that take 10 s and more (wheels, Ray Serve, the console, mixed traffic): `test --ci`",
+            "C++ on aarch64, images and manifests: `test --ci`",
+        ]
+    )
+    return code
+
+
+def test_in_ci(runner: Runner, servers: Sequence[Path]) -> int:
+    """Run everything but what takes minutes for one test."""
     there, skipped = matrix_pythons()
-    if not (long and there):  # CI checks them on the oldest and the newest Python, and not on a third
+    if not there:  # otherwise they are checked on the oldest and the newest Python, and not on a third
         check_sources(runner)
-    if long:
-        check_deploy(runner)
-        shutil.rmtree(REPORTS, ignore_errors=True)
-    selection = ("-m", "not soak") if long else ()
-    for dist in LONE_DISTS:
-        more = (*selection, *report(f"alone-{dist}", wanted=long))
-        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test", *more)
-    # Those of the lone distributions have run by now; the matrix runs them with their siblings.
-    tests = (*selection, "packages/pytriton-server/tests", "tests")
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    runner.step("All other tests", "run", "test", *report(name, wanted=long), *tests)
-    for server in servers:
-        more = (*report(f"server-{server.name}", wanted=long), *tests)
-        runner.step(f"Tests with {server}", "run", "test", *more, extra={SERVER_VARIABLE: str(server)})
-    skipped += quick_matrix(runner, there, reports=long)
-    if long:
-        runner.step("Skipped tests", "run", "--", "python", "tools/skips.py", str(REPORTS))
-    else:
-        skipped.append("a minute of mixed traffic, Ray Serve on two nodes, C++ on aarch64: `test --ci`, as CI does")
+    check_deploy(runner)
+    shutil.rmtree(REPORTS, ignore_errors=True)
+    selection = ("-m", "not soak")
+    run_tests(runner, servers, selection, selection, reports=True)
+    skipped += quick_matrix(runner, there, reports=True)
+    runner.step("Skipped tests", "run", "--", "python", "tools/skips.py", str(REPORTS))
     code = runner.finish()
     say_skipped(skipped)
     return code
+
+
+def run_tests(
+    runner: Runner, servers: Sequence[Path], alone: Sequence[str], others: Sequence[str], *, reports: bool
+) -> None:
+    """Run the tests of each light distribution by itself, and all others with each server.
+
+    Args:
+        runner: What runs them.
+        servers: Further servers.
+        alone: Options for the light distributions.
+        others: Options for all others.
+        reports: Whether pytest writes what it ran.
+    """
+    for dist in LONE_DISTS:
+        more = (*alone, *report(f"alone-{dist}", wanted=reports))
+        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test", *more)
+    # Those of the lone distributions have run by now; the matrix of CI runs them with their siblings.
+    tests = (*others, "packages/pytriton-server/tests", "tests")
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    runner.step("All other tests", "run", "test", *report(name, wanted=reports), *tests)
+    for server in servers:
+        more = (*report(f"server-{server.name}", wanted=reports), *tests)
+        runner.step(f"Tests with {server}", "run", "test", *more, extra={SERVER_VARIABLE: str(server)})
 
 
 def processes(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -495,7 +561,9 @@ def coverage(runner: Runner, arguments: Sequence[str]) -> int:
     code = prepare(runner)
     if code != 0:
         return code
-    runner.step("Tests", "run", "--", "coverage", "run", "-m", "pytest", *(arguments or QUICK_TESTS))
+    runner.step(
+        "Tests", "run", "--", "coverage", "run", "-m", "pytest", *(arguments or (*QUICK_TESTS, REFERENCE_TESTS))
+    )
     runner.run("coverage", "combine", "--quiet")
     floor = () if arguments else (f"--fail-under={COVERAGE_FLOOR}",)
     runner.step("Branches", "run", "--", "coverage", "report", *floor)
@@ -515,11 +583,13 @@ def check_sources(
     environment: str = "",
     title: str = "",
     extra: Mapping[str, str] | None = None,
+    types: bool = True,
 ) -> None:
-    """Run ruff, import-linter and mypy; each runs even where another has found something."""
+    """Run ruff, import-linter and mypy, unless told not to; each runs even where another has found something."""
     # Numpy 1 types less. What is shipped has to pass with it all the same, since type checkers of its users read it.
-    types = "types-shipped" if "+numpy=1" in selection else "types"
-    for name, script in (("Style", "style"), ("Imports", "imports"), ("Types", types)):
+    checked = "types-shipped" if "+numpy=1" in selection else "types"
+    scripts = [("Style", "style"), ("Imports", "imports"), *([("Types", checked)] if types else [])]
+    for name, script in scripts:
         runner.step(name + title, "run", *selection, environment + script, extra=extra)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import tomli
@@ -16,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from support.paths import ROOT, load_program
+from support.waiting import PATIENCE_S
 
 VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
 
@@ -40,6 +43,11 @@ class Recorder:
 
     def run(self, *command: str) -> int:
         return self.hatch("run", "--", *command)
+
+    @contextlib.contextmanager
+    def beside(self, title: str, *arguments: str) -> Iterator[None]:
+        yield
+        self.hatch(*arguments)
 
     def step(self, title: str, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
         return self.hatch(*arguments, extra=extra)
@@ -76,7 +84,7 @@ def test_the_tests_run_with_each_server(dev: Any, servers: list[Path], monkeypat
     assert dev.test(runner, []) == 0
     assert [server for _, server in runner.ran] == ["", *map(str, servers)]
     # What needs no server is not run again.
-    tests = ("packages/pytriton-server/tests", "tests")
+    tests = (*dev.NO_SLOW_TESTS, "packages/pytriton-server/tests", "tests")
     assert [arguments[2:] for arguments, server in runner.ran if server] == [tests] * 2
 
 
@@ -90,7 +98,7 @@ def test_the_long_ones_run_in_ci_and_are_told_of_elsewhere(
         runner = Recorder()
         assert dev.test(runner, arguments) == 0
         [(ran, _)] = runner.ran
-        assert (ran[3:5] == ("-m", "not soak")) is selected
+        assert ("not soak" if selected else "not slow and not ci and not soak") in ran
         assert len(runner.alone) == len(dev.LONE_DISTS)
         assert all((alone[3:5] == ("-m", "not soak")) is selected for alone in runner.alone)
         assert any("tools/skips.py" in each for each in runner.all) is selected
@@ -102,9 +110,11 @@ def test_the_quick_ones_run_once_and_what_they_leave_out_is_told(
 ) -> None:
     runner = Recorder()
     assert dev.test(runner, ["--quick", "-x"]) == 0
-    assert runner.ran == [(("run", "test", *dev.QUICK_TESTS, "-x"), "")]
+    count = str(min(os.cpu_count() or 1, 4))
+    assert runner.ran == [(("run", "test", "-n", count, *dev.QUICK_TESTS, dev.REFERENCE_TESTS, "-x"), "")]
+    assert ("run", "types") in runner.all
     assert "skipped" in capsys.readouterr().out
-    for name in dev.QUICK_TESTS[2:]:
+    for name in (*dev.QUICK_TESTS[2:], dev.REFERENCE_TESTS):
         assert (ROOT / name).exists(), f"there is no {name}"
 
 
@@ -269,6 +279,36 @@ def test_the_oldest_and_the_newest_python_run_style_types_and_quick_tests(
     runner = Recorder()
     assert dev.test(runner, []) == 0
     assert ("run", "types") in runner.all
+    assert not any("+py=3.10" in it or "+py=3.13" in it for it in runner.all)
+
+
+def test_types_are_checked_beside_the_tests_and_told_of_after_them(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def run(_runner: object, *arguments: str, output: IO[str] | None = None, **_: object) -> int:
+        if output is None:
+            assert begun.wait(PATIENCE_S)
+            print("tests passed")
+            done.set()
+            return 0
+        begun.set()
+        assert done.wait(PATIENCE_S)
+        print("types are wrong", file=output)
+        return 1
+
+    monkeypatch.setattr(dev.Runner, "hatch", run)
+    monkeypatch.setattr(dev, "home_of_python", lambda *, locked: tmp_path)
+    monkeypatch.setattr(dev, "hatch_environment", lambda home: {})
+    monkeypatch.setattr(dev, "TOOLS", tmp_path)
+    runner = dev.Runner()
+    with runner.beside("Types", "run", "types"):
+        runner.step("Tests", "run", "test")
+    assert runner.finish() == 1
+    said = capsys.readouterr().out
+    assert said.index("tests passed") < said.index("--- Types") < said.index("types are wrong") < said.index("Summary")
+    assert [(title, code) for title, code, _ in runner.steps] == [("Tests", 0), ("Types", 1)]
 
 
 def test_each_python_has_its_environments_until_the_locks_or_our_metadata_change(

@@ -13,7 +13,7 @@ from support.isolation.random_batches import Requests, differences
 from support.isolation.raw_requests import together
 from support.isolation.ways import WAYS, Batching
 
-BATCHES = 60
+BATCHES = int(os.environ.get("PYTRITON_REFERENCE_BATCHES", "60"))
 SOAK_BATCHES = int(os.environ.get("PYTRITON_FUZZ_BATCHES", "100000"))
 LARGEST = 8
 

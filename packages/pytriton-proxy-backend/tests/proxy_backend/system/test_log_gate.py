@@ -60,7 +60,7 @@ def pipe() -> Iterator[Pipe]:
     made.close()
 
 
-@pytest.mark.parametrize("size", [1, 100, 4096, 5000, 30_000])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 100, 4096, 5000, 30_000])
 def test_records_are_dropped_and_counted(pipe: Pipe, size: int) -> None:
     total = 200_000 // size // 8 if size < 100 else 3000 if size < 4096 else 60
     for number in range(total):

@@ -38,6 +38,7 @@ def changed(raw: bytes, changes: list[tuple[int, int, int]], cut: int | None = N
     return bytes(made[:cut])
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=256)
     | st.builds(

@@ -380,6 +380,7 @@ CHANGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(changes=CHANGES, cut=st.none() | st.floats(0, 1), batching=st.booleans(), share=st.booleans())
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mutated_records(

@@ -102,6 +102,7 @@ def wire_form(elements: list[bytes]) -> bytes:
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=64) | st.lists(st.binary(max_size=6)).map(wire_form),
     st.lists(st.integers(0, 4) | st.integers(0, (1 << 63) - 1), max_size=4).map(tuple),

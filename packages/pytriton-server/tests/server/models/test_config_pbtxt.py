@@ -168,6 +168,7 @@ def configs(draw: st.DrawFn) -> TritonModelConfig:
     )
 
 
+@pytest.mark.slow
 @given(configs())
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_text_and_json_say_the_same_and_can_be_read(config: TritonModelConfig) -> None:
