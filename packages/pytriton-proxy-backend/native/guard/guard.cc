@@ -1246,6 +1246,21 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_ServerIsReady(TRITONSERVER_Server* serve
   return error;
 }
 
+// Clients ask for it that wait for their model. Who has misspelt its name need not wait for long.
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerModelConfig(TRITONSERVER_Server* server, const char* name,
+                                                          int64_t version, uint32_t config_version, void** config) {
+  const auto next = NEXT(TRITONSERVER_ServerModelConfig);
+  TRITONSERVER_Error* const error = next(server, name, version, config_version, config);
+  Guard* guard = Active();
+  if (error == nullptr || guard == nullptr || !guard->listeners.is_complete()) return error;
+  const std::string text = g_triton.error_text(error);
+  if (!IsInProgram(__builtin_return_address(0)) || text.find("is not found") == std::string::npos) return error;
+  TRITONSERVER_Error* const told =
+      g_triton.make_error(g_triton.error_code(error), (text + ". The server has all of its models").c_str());
+  g_triton.delete_error(error);
+  return told;
+}
+
 EXPORT TRITONSERVER_Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, const char* name,
                                                            int64_t version, bool* ready) {
   const auto next = NEXT(TRITONSERVER_ServerModelIsReady);

@@ -43,6 +43,7 @@ namespace pytriton::guard {
   HOOK(TRITONSERVER_ServerDelete)                                           \
   HOOK(TRITONSERVER_ServerInferAsync)                                       \
   HOOK(TRITONSERVER_ServerIsReady)                                          \
+  HOOK(TRITONSERVER_ServerModelConfig)                                      \
   HOOK(TRITONSERVER_ServerModelIsReady)                                     \
   HOOK(TRITONSERVER_ServerNew)                                              \
   HOOK(TRITONSERVER_ServerOptionsSetLogFile)                                \

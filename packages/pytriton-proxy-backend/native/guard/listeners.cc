@@ -68,11 +68,11 @@ void Listeners::Start() {
   }
   unsetenv(kHandover);
   fcntl(channel_, F_SETFD, FD_CLOEXEC);
-  constexpr size_t kPageBytes = 2 + static_cast<size_t>(Protection::kCount);
+  constexpr size_t kPageBytes = 3 + static_cast<size_t>(Protection::kCount);
   void* mapped = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
   if (mapped != MAP_FAILED) {
     page_ = static_cast<std::atomic<uint8_t>*>(mapped);
-    g_reached.store(page_ + 2, std::memory_order_relaxed);
+    g_reached.store(page_ + 3, std::memory_order_relaxed);
   }
   close(page);
   for (int& fd : given_) {

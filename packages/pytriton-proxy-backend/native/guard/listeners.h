@@ -30,6 +30,8 @@ class Listeners {
   bool accepts() const { return role() == kServing; }
   // Whether the starter tries out what is in force: what is refused meanwhile is its own.
   bool is_tried() const { return page_ != nullptr && page_[1].load(std::memory_order_relaxed) != 0; }
+  // Whether its script has bound all of its models: no other is about to come.
+  bool is_complete() const { return page_ != nullptr && page_[2].load(std::memory_order_relaxed) != 0; }
   // Whether what callers still ask over their connections is to be answered by the server that follows.
   bool has_left() const { return role() == kLeft; }
 

@@ -316,7 +316,9 @@ class AsyncioModelClient(BaseModelClient):
         if info.is_prepared and info.spec is not None:
             return info.spec
         wait = self._ensure_model_is_ready and not info.was_ready
-        spec = info.spec = await self._drive(prepare(self._target, deadline, wait=wait, spec=info.spec))
+        patience_s = self._patience_s(deadline)
+        plan = prepare(self._target, deadline, wait=wait, spec=info.spec, patience_s=patience_s)
+        spec = info.spec = await self._drive(plan)
         info.was_ready = info.was_ready or wait
         info.is_prepared = True
         return spec

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_INFERENCE_TIMEOUT_S",
     "DEFAULT_INIT_TIMEOUT_S",
+    "DEFAULT_UNKNOWN_MODEL_TIMEOUT_S",
     "LATEST_MODEL_VERSION",
     "BaseModelClient",
     "Made",
@@ -37,6 +38,8 @@ DEFAULT_INIT_TIMEOUT_S = 300.0
 """Default of ``init_timeout_s``: how long a client waits for its model before the first inference, in seconds."""
 DEFAULT_INFERENCE_TIMEOUT_S = 60.0
 """Default of ``inference_timeout_s``: how long an inference may take, in seconds."""
+DEFAULT_UNKNOWN_MODEL_TIMEOUT_S = 10.0
+"""Default of ``unknown_model_timeout_s`` where the script says no ``init_timeout_s``, in seconds."""
 LATEST_MODEL_VERSION = "<latest>"
 """Version of a model that means the highest one that is served, like ``None``."""
 _MAX_DIGITS = 19  # of a signed number of 64 bits
@@ -75,6 +78,9 @@ class BaseModelClient:
             a loopback one, with one warning where it fails.
         trust_env: Whether the variables of the environment that name a proxy count, such as ``http_proxy``. For a
             loopback address they never do.
+        unknown_model_timeout_s: How long of the wait for the model may pass with a server that is ready, has its models
+            and says that this one is none of them, in seconds. ``None`` is 10, or where ``init_timeout_s`` is given as
+            long as that.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
@@ -103,6 +109,7 @@ class BaseModelClient:
         max_response_bytes: int | None = None,
         shared_memory: bool | Literal["auto"] = False,
         trust_env: bool = True,
+        unknown_model_timeout_s: float | None = None,
     ) -> None:
         self._url = replace(TritonUrl.from_url(url), trust_env=bool(trust_env))
         self._tls = check_tls(tls, self._url)
@@ -112,6 +119,12 @@ class BaseModelClient:
         self._init_timeout_s = check_timeout(
             DEFAULT_INIT_TIMEOUT_S if init_timeout_s is None else init_timeout_s, "init_timeout_s"
         )
+        self._unknown_model_timeout_s = unknown_model_timeout_s
+        if unknown_model_timeout_s is not None:
+            self._unknown_model_timeout_s = check_timeout(unknown_model_timeout_s, "unknown_model_timeout_s")
+        elif init_timeout_s is None:
+            self._unknown_model_timeout_s = DEFAULT_UNKNOWN_MODEL_TIMEOUT_S
+        self._has_init_timeout = init_timeout_s is not None
         self._inference_timeout_s = check_timeout(
             DEFAULT_INFERENCE_TIMEOUT_S if inference_timeout_s is None else inference_timeout_s, "inference_timeout_s"
         )
@@ -159,7 +172,7 @@ class BaseModelClient:
             "model_name": self._target.model_name,
             "model_version": self._target.model_version,
             "lazy_init": self._lazy_init,
-            "init_timeout_s": self._init_timeout_s,
+            "init_timeout_s": self._init_timeout_s if self._has_init_timeout else None,
             "inference_timeout_s": self._inference_timeout_s,
             "model_config": self._model_info.given,
             "ensure_model_is_ready": self._ensure_model_is_ready,
@@ -168,6 +181,7 @@ class BaseModelClient:
             "max_response_bytes": self._max_response_bytes,
             "shared_memory": self._shared_memory_mode,
             "trust_env": self._url.trust_env,
+            "unknown_model_timeout_s": self._unknown_model_timeout_s,
         }
 
     def _own_settings(self) -> dict[str, Any]:
@@ -292,6 +306,11 @@ class BaseModelClient:
         if call_deadline is not None and call_deadline.remaining_s() < self._init_timeout_s:
             return call_deadline
         return Deadline(self._init_timeout_s)
+
+    def _patience_s(self, deadline: Deadline) -> float | None:
+        """Return how much of a wait for the model may pass with a server that says that it has none of the name."""
+        # The time of a call is one that the script has asked for.
+        return self._unknown_model_timeout_s if deadline.timeout_s == self._init_timeout_s else None
 
     def _forget_model(self) -> None:
         """Forget what is known about the model: one that was loaded anew may have another configuration."""

@@ -65,6 +65,7 @@ class FuturesModelClient(BaseModelClient):
         max_response_bytes: The largest response that is taken, in bytes; ``None`` is 4 GiB.
         shared_memory: Whether tensors go through shared memory; see ``BaseModelClient``.
         trust_env: Whether the variables of the environment that name a proxy count; see ``BaseModelClient``.
+        unknown_model_timeout_s: How long to wait for a model that a ready server has not; see ``BaseModelClient``.
 
     Raises:
         ValueError: ``max_workers`` or ``max_queue_size`` is not above zero.
@@ -91,6 +92,7 @@ class FuturesModelClient(BaseModelClient):
         max_response_bytes: int | None = None,
         shared_memory: bool | Literal["auto"] = False,
         trust_env: bool = True,
+        unknown_model_timeout_s: float | None = None,
     ) -> None:
         _check_limit(max_workers, "max_workers")
         _check_limit(max_queue_size, "max_queue_size")
@@ -109,6 +111,7 @@ class FuturesModelClient(BaseModelClient):
             max_response_bytes=max_response_bytes,
             shared_memory=shared_memory,
             trust_env=trust_env,
+            unknown_model_timeout_s=unknown_model_timeout_s,
         )
         self._queue_timeout_s = self._inference_timeout_s
         if inference_timeout_s is None:

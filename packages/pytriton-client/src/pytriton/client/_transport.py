@@ -62,6 +62,10 @@ class Transport(Protocol):
         """Return the model configuration in the form of its JSON."""
         ...
 
+    def list_models(self, timeout_s: float) -> dict[str, str]:
+        """Return the models of the server with their states, such as ``READY``."""
+        ...
+
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         ...
@@ -132,6 +136,10 @@ class AsyncTransport(Protocol):
 
     async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration in the form of its JSON."""
+        ...
+
+    async def list_models(self, timeout_s: float) -> dict[str, str]:
+        """Return the models of the server with their states, such as ``READY``."""
         ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:

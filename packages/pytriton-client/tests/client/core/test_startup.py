@@ -8,7 +8,16 @@ import pytest
 
 from pytriton.client._core.deadline import Deadline
 from pytriton.client._core.spec import ModelSpec
-from pytriton.client._core.startup import Ask, Pause, Question, Target, prepare, wait_for_model, wait_for_server
+from pytriton.client._core.startup import (
+    Ask,
+    Pause,
+    Question,
+    Target,
+    join_states,
+    prepare,
+    wait_for_model,
+    wait_for_server,
+)
 from pytriton.client.exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientInferenceServerError,
@@ -45,7 +54,7 @@ def drive(
 
 def test_ready_model_costs_two_questions() -> None:
     answers: dict[Question, Any] = {Question.MODEL_READY: [True], Question.MODEL_CONFIG: [{"name": "m"}]}
-    spec, asked, pauses = drive(prepare(LATEST, Deadline(5), wait=True, spec=None), answers)
+    spec, asked, pauses = drive(prepare(LATEST, Deadline(5), wait=True, spec=None, patience_s=None), answers)
     assert spec == ModelSpec("m")
     assert asked == [Question.MODEL_READY, Question.MODEL_CONFIG]
     assert pauses == []
@@ -54,14 +63,18 @@ def test_ready_model_costs_two_questions() -> None:
 def test_known_model_costs_none() -> None:
     spec = ModelSpec("m")
     with pytest.raises(StopIteration) as end:
-        next(prepare(LATEST, Deadline(5), wait=False, spec=spec))
+        next(prepare(LATEST, Deadline(5), wait=False, spec=spec, patience_s=None))
     assert end.value.value is spec
 
 
 def test_pauses_grow_to_a_limit() -> None:
-    answers = {Question.MODEL_READY: [False, REFUSED, PyTritonClientTimeoutError("slow"), *[False] * 7, True]}
+    loading = PyTritonClientInferenceServerError("...", server_message="'m' is not at ready state")
+    answers: dict[Question, list[Any]] = {
+        Question.MODEL_READY: [False, REFUSED, PyTritonClientTimeoutError("slow"), *[False] * 7, True],
+        Question.MODEL_CONFIG: [loading],
+    }
     _, asked, pauses = drive(wait_for_model(LATEST, Deadline(1000)), answers)
-    assert len(asked) == 11
+    assert asked.count(Question.MODEL_READY) == 11
     assert pauses == sorted(pauses)
     assert pauses[0] == 0.01
     assert pauses[-1] == 0.5
@@ -105,6 +118,7 @@ def test_version_that_cannot_come_is_not_waited_for() -> None:
         Question.MODEL_READY: [False],
         Question.ANY_VERSION_READY: [False, True],
         Question.MODEL_CONFIG: [unknown],
+        Question.SERVER_READY: [False],
     }
     with pytest.raises(PyTritonClientModelNotReadyError, match="is loaded, and has no version 3") as caught:
         drive(wait_for_model(VERSION, Deadline(1e6)), answers)
@@ -130,7 +144,8 @@ def test_last_question_cut_short_does_not_hide_what_is_known() -> None:
     def ask_until_the_end() -> None:
         plan = wait_for_model(LATEST, deadline)
         next(plan)
-        plan.send(False)
+        assert getattr(plan.send(False), "question", None) is Question.MODEL_CONFIG
+        assert isinstance(plan.throw(PyTritonClientInferenceServerError("...")), Pause)
         plan.send(None)
         time.sleep(deadline.remaining_s())
         plan.throw(PyTritonClientTimeoutError("cut short"))
@@ -139,3 +154,81 @@ def test_last_question_cut_short_does_not_hide_what_is_known() -> None:
     with pytest.raises(PyTritonClientModelNotReadyError) as caught:
         ask_until_the_end()
     assert caught.value.missing == "model"
+
+
+UNKNOWN = PyTritonClientInferenceServerError("no", server_message="Request for unknown model: 'm' is not found")
+COMPLETE = PyTritonClientInferenceServerError(
+    "no", server_message="Request for unknown model: 'm' is not found. The server has all of its models"
+)
+DENIED = PyTritonClientInferenceServerError("no", server_message="This API is restricted, expecting header")
+
+
+def ask_for_unknown(config: Any, listed: Any, *, patience_s: float | None, timeout_s: float = 0.3) -> str:
+    answers: dict[Question, list[Any]] = {
+        Question.MODEL_READY: [False],
+        Question.MODEL_CONFIG: [config],
+        Question.SERVER_READY: [True],
+        Question.MODEL_LIST: [listed],
+    }
+    with pytest.raises(PyTritonClientModelNotReadyError) as error:
+        drive(wait_for_model(LATEST, Deadline(timeout_s), patience_s), answers)
+    assert error.value.missing == "model"
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "listed", "told"),
+    [
+        (COMPLETE, DENIED, "for callers with its access token"),
+        (COMPLETE, {}, "nor any other so far"),
+        (UNKNOWN, {"n": "READY", "o": "UNAVAILABLE"}, "has no model 'm', but n."),
+    ],
+)
+def test_wait_for_a_model_that_a_complete_server_has_not_is_short(
+    config: Any, listed: Any, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # No patience at all: the first look ends the wait.
+    text = ask_for_unknown(config, listed, patience_s=0.0, timeout_s=60)
+    assert told in text
+    assert "to be ready: 0 s." in text
+
+
+@pytest.mark.parametrize(
+    ("config", "listed"),
+    [
+        (UNKNOWN, DENIED),
+        (UNKNOWN, {}),
+        (UNKNOWN, {"n": "READY", "o": "LOADING"}),
+        (UNKNOWN, PyTritonClientInferenceServerError("no", server_message="broken")),
+    ],
+)
+def test_model_that_may_still_come_is_waited_for(config: Any, listed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # As before the script of a server has bound all of its models.
+    text = ask_for_unknown(config, listed, patience_s=0.0)
+    assert "0.3 s" in text
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "is ready and has no model 'm'" in record.message
+    assert "up to 0.3 s" in record.message
+
+
+def test_unknown_model_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    ask_for_unknown(COMPLETE, {"mm": "READY", "n": "READY"}, patience_s=None)
+    (record,) = caplog.records
+    assert "but mm, n. Did you mean 'mm'?" in record.message
+
+
+def test_server_that_is_not_ready_is_waited_for_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    answers: dict[Question, list[Any]] = {
+        Question.MODEL_READY: [False],
+        Question.MODEL_CONFIG: [COMPLETE],
+        Question.SERVER_READY: [False],
+    }
+    with pytest.raises(PyTritonClientModelNotReadyError):
+        drive(wait_for_model(LATEST, Deadline(0.2), 0.0), answers)
+    assert not caplog.records
+
+
+def test_states_of_several_versions_are_joined() -> None:
+    listed = [("a", "READY"), ("a", "UNAVAILABLE"), ("b", "UNAVAILABLE"), ("b", "READY"), ("pytriton-draining", "X")]
+    assert join_states(listed) == {"a": "READY", "b": "READY"}

@@ -32,7 +32,7 @@ from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, check_ports, fixed_addresses
-from pytriton.server.tritonserver.process import ExitReport
+from pytriton.server.tritonserver.process import ExitReport, mark_complete
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import present
 from pytriton.triton._base import STARTUP_TIMEOUT_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
@@ -369,6 +369,7 @@ class Triton(TritonBase):
         return STARTUP_TIMEOUT_S
 
     def _present(self) -> None:
+        mark_complete(None if self._server is None else self._server.process)
         present(self.describe())
 
     def _linger_s(self) -> float | None:

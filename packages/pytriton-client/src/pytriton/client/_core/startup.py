@@ -8,9 +8,11 @@ If the model is ready, two questions are enough: whether it is ready, and what i
 
 from __future__ import annotations
 
+import difflib
 import enum
+import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -35,6 +37,7 @@ __all__ = [
     "Target",
     "ask_server",
     "find_change",
+    "join_states",
     "prepare",
     "wait_for_model",
     "wait_for_server",
@@ -47,6 +50,18 @@ _NOT_FOUND_TEXT = "is not found"
 _MAX_PAUSE_S = 0.5
 # A caller who errs again and again has the server asked whether the model has changed no more often than this.
 _LEAST_AGE_S = 1.0
+# How often a server that is ready is asked whether it knows the model at all, and how often the user is told of it.
+_UNKNOWN_PAUSE_S = 1.0
+_WARNING_PAUSE_S = 10.0
+_READY = "READY"
+_LOADING = "LOADING"
+# What a server of this library adds when its script says that nothing more is bound before it serves.
+_COMPLETE_TEXT = "The server has all of its models"
+# Of models that are none, such as the one by which a server says that it is not ready.
+_INTERNAL_PREFIX = "pytriton-"
+_MOST_NAMES = 10
+
+logger = logging.getLogger("pytriton.client")
 
 
 class Question(enum.Enum):
@@ -56,6 +71,7 @@ class Question(enum.Enum):
     MODEL_READY = "model ready"
     ANY_VERSION_READY = "model ready in any version"
     MODEL_CONFIG = "model configuration"
+    MODEL_LIST = "list of models"
 
 
 @dataclass(frozen=True)
@@ -142,13 +158,15 @@ def ask_server(transport: Any, target: Target, step: Ask | Exchange) -> Any:
     name, version, timeout_s = target.model_name, target.model_version, step.timeout_s
     if step.question is Question.SERVER_READY:
         return transport.is_server_ready(timeout_s)
+    if step.question is Question.MODEL_LIST:
+        return transport.list_models(timeout_s)
     if step.question is Question.MODEL_CONFIG:
         return transport.get_model_config(name, version, timeout_s)
     return transport.is_model_ready(name, version if step.question is Question.MODEL_READY else None, timeout_s)
 
 
 def prepare(
-    target: Target, deadline: Deadline, *, wait: bool, spec: ModelSpec | None
+    target: Target, deadline: Deadline, *, wait: bool, spec: ModelSpec | None, patience_s: float | None
 ) -> Generator[PlanStep, Any, ModelSpec]:
     """Get a client ready for its first inference.
 
@@ -157,12 +175,13 @@ def prepare(
         deadline: For all of it together.
         wait: Whether to ask for readiness, again and again, before all else.
         spec: What is known about the model already; then its configuration is not asked for.
+        patience_s: As for ``wait_for_model``.
 
     Raises:
         PyTritonClientModelNotReadyError: The model was not ready in time.
     """
     if wait:
-        yield from wait_for_model(target, deadline)
+        yield from wait_for_model(target, deadline, patience_s)
     if spec is None:
         config = yield Ask(Question.MODEL_CONFIG, deadline.remaining_s())
         spec = parse_model_config(config, target.model_version)
@@ -232,8 +251,18 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
     ) from reason
 
 
-def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
+def wait_for_model(
+    target: Target, deadline: Deadline, patience_s: float | None = None
+) -> Generator[PlanStep, Any, None]:
     """Wait until the server says that the model is ready.
+
+    The log is told of a server that is ready and has no such model.
+
+    Args:
+        target: The model.
+        deadline: Of the wait.
+        patience_s: How long to wait for a model of which a server that is ready says that it has none, in seconds;
+            ``None`` is as long as for any other.
 
     Raises:
         PyTritonClientModelNotReadyError: It did not in time. The error says whether the server, the model or only this
@@ -244,6 +273,8 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
     missing: Literal["server", "model", "version"] = "server"
     reason: PyTritonClientError | None = None
     unknown: PyTritonClientInferenceServerError | None = None
+    watch = _UnknownModel(target, deadline, patience_s)
+    final: PyTritonClientModelNotReadyError | None = None
     for pause_s in _pauses():
         try:
             if (yield _ask(Question.MODEL_READY, deadline)):
@@ -251,13 +282,17 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
             missing, reason = "model", None
             if target.model_version is not None and (yield _ask(Question.ANY_VERSION_READY, deadline)):
                 missing = "version"
-                unknown = yield from _find_unknown_version(deadline)
+                unknown = yield from _find_unknown(deadline)
+            else:
+                final = yield from watch.look()
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
             _raise_if_permanent(error)
             # A question cut short by the deadline says nothing new where something is known.
             is_known = missing != "server" or reason is not None
             if isinstance(error, PyTritonClientConnectionError) or not is_known or not deadline.is_over:
                 missing, reason = "server", error
+        if final is not None:
+            raise final
         if unknown is not None:
             raise _unknown_version_error(target, deadline) from unknown
         yield Pause(min(pause_s, deadline.remaining_s()))
@@ -285,8 +320,105 @@ def _raise_if_permanent(error: PyTritonClientError) -> None:
         raise error
 
 
-def _find_unknown_version(deadline: Deadline) -> Generator[PlanStep, Any, PyTritonClientInferenceServerError | None]:
-    """Return what the server says of a version that it neither has nor is about to have."""
+class _UnknownModel:
+    """Looks whether a server that is ready has no model of the name, tells the log, and ends the wait in time."""
+
+    def __init__(self, target: Target, deadline: Deadline, patience_s: float | None) -> None:
+        self._target = target
+        self._deadline = deadline
+        self._patience_s = patience_s
+        self._since_s: float | None = None
+        self._asked_s = -_UNKNOWN_PAUSE_S
+        self._told_s = -_WARNING_PAUSE_S
+        self._states: Mapping[str, str] | None = None
+
+    def look(self) -> Generator[PlanStep, Any, PyTritonClientModelNotReadyError | None]:
+        """Ask the server, where it has not just been asked.
+
+        Returns:
+            The error that ends the wait, once it has had no such model for as long as is waited for one.
+        """
+        now_s = time.monotonic()
+        if now_s - self._asked_s < _UNKNOWN_PAUSE_S:
+            return None
+        self._asked_s = now_s
+        error = yield from _find_unknown(self._deadline)
+        if error is None or not (yield _ask(Question.SERVER_READY, self._deadline)):
+            self._since_s = None
+            return None
+        if self._since_s is None:
+            self._since_s = now_s
+        has_waited = self._patience_s is not None and now_s - self._since_s >= self._patience_s
+        is_to_tell = now_s - self._told_s >= _WARNING_PAUSE_S
+        if not (has_waited or is_to_tell):
+            return None
+        self._states = yield from _list_models(self._deadline)
+        if has_waited and self._is_final(error):
+            return self._error(self._patience_s)
+        if is_to_tell:
+            self._told_s = now_s
+            logger.warning("%s %s", self._finding(), self._outlook(error))
+        return None
+
+    def _error(self, waited_s: float | None) -> PyTritonClientModelNotReadyError:
+        target = self._target
+        return PyTritonClientModelNotReadyError(
+            f"{self._finding()} Waiting for model {target.model} to be ready timed out. Timeout while waiting for "
+            f"model {target.model_name} to be ready: {waited_s:g} s. Where it is yet to come, say how long to wait: "
+            "init_timeout_s=300.",
+            **target.fields,
+            timeout_s=waited_s,
+            waited_for="model ready",
+            missing="model",
+        )
+
+    def _is_final(self, error: PyTritonClientInferenceServerError) -> bool:
+        """Return whether no other model is to be expected, of all that is known."""
+        if _COMPLETE_TEXT in (error.server_message or ""):
+            return True
+        # A server that has none yet may belong to a script that is about to bind them.
+        states = [] if self._states is None else self._states.values()
+        return _READY in states and _LOADING not in states
+
+    def _finding(self) -> str:
+        name = self._target.model_name
+        found = f"The server at {self._target.url} is ready and has no model {name!r}"
+        if self._states is None:
+            return f"{found}; the names that it has are for callers with its access token (access_token=...)."
+        names = sorted(each for each, state in self._states.items() if state == _READY)
+        if not names:
+            return f"{found}, nor any other so far."
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        likely = difflib.get_close_matches(name, names, 1)
+        return f"{found}, but {shown}." + (f" Did you mean {likely[0]!r}?" if likely else "")
+
+    def _outlook(self, error: PyTritonClientInferenceServerError) -> str:
+        limit_s, setting = self._deadline.timeout_s, "init_timeout_s, or the time that the call was given"
+        if self._patience_s is not None and self._patience_s < limit_s and self._is_final(error):
+            limit_s, setting = self._patience_s, "unknown_model_timeout_s"
+        return f"Waiting for it, up to {limit_s:g} s ({setting})."
+
+
+def join_states(models: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the models of a server with their states: one of several versions that is ready counts."""
+    joined: dict[str, str] = {}
+    for name, state in models:
+        if not name.startswith(_INTERNAL_PREFIX) and joined.get(name) != _READY:
+            joined[name] = state
+    return joined
+
+
+def _list_models(deadline: Deadline) -> Generator[PlanStep, Any, Mapping[str, str] | None]:
+    """Return the models with their states; ``None`` where the server keeps them to itself."""
+    try:
+        states: Mapping[str, str] = yield _ask(Question.MODEL_LIST, deadline)
+    except PyTritonClientInferenceServerError:
+        return None
+    return states
+
+
+def _find_unknown(deadline: Deadline) -> Generator[PlanStep, Any, PyTritonClientInferenceServerError | None]:
+    """Return what the server says of a model, or of a version, that it neither has nor is about to have."""
     try:
         yield _ask(Question.MODEL_CONFIG, deadline)
     except PyTritonClientInferenceServerError as error:

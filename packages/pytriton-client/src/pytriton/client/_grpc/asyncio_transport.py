@@ -13,6 +13,7 @@ import grpc.aio
 from .._core.asyncio_loops import LoopsClosedError, PerLoop
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
+from .._core.startup import join_states
 from .._core.tls import TlsSettings
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
@@ -87,6 +88,11 @@ class AsyncGrpcTransport:
         """Return the model configuration."""
         call = calls.model_config(self._url, model_name, model_version, timeout_s)
         return read_model_config(call.operation, await self._call(call))
+
+    async def list_models(self, timeout_s: float) -> dict[str, str]:
+        """Return the models of the server with their states."""
+        message = await self._call(calls.list_models(self._url, timeout_s))
+        return join_states((model.name, model.state) for model in message.models)
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""

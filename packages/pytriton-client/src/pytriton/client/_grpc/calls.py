@@ -16,6 +16,7 @@ __all__ = [
     "check_message",
     "infer",
     "is_unavailable",
+    "list_models",
     "list_shared_memory",
     "load_model",
     "model_config",
@@ -71,6 +72,12 @@ def model_config(url: str, model_name: str, model_version: str | None, timeout_s
     return GrpcCall(
         operation, "ModelConfig", service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
     )
+
+
+def list_models(url: str, timeout_s: float) -> GrpcCall:
+    """Ask for the models of the server and their states."""
+    operation = Operation("request for the list of models", url, timeout_s)
+    return GrpcCall(operation, "RepositoryIndex", service_pb2.RepositoryIndexRequest())
 
 
 def infer(url: str, request: InferRequest, timeout_s: float) -> GrpcCall:

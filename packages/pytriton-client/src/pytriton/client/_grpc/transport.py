@@ -14,6 +14,7 @@ from tritonclient.grpc import InferenceServerClient
 from .._core.forks import call_in_child
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
+from .._core.startup import join_states
 from .._core.tls import TlsSettings, read_certificates
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
@@ -132,6 +133,11 @@ class GrpcTransport:
         """Return the model configuration."""
         call = calls.model_config(self._url, model_name, model_version, timeout_s)
         return read_model_config(call.operation, self._call(call))
+
+    def list_models(self, timeout_s: float) -> dict[str, str]:
+        """Return the models of the server with their states."""
+        message = self._call(calls.list_models(self._url, timeout_s))
+        return join_states((model.name, model.state) for model in message.models)
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""

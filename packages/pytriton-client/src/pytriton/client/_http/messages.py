@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.spec import ModelSpec
+from .._core.startup import join_states
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
 from .._core.untrusted import (
@@ -32,6 +33,7 @@ from .generate import encode_generate_request
 from .wire import TENSORS_START, HttpRequest, HttpResponse, HttpWireError, ResponseTooLargeError, parse_number
 
 __all__ = [
+    "LIST_MODELS",
     "SERVER_READY",
     "check_status",
     "failed_exchange",
@@ -43,6 +45,7 @@ __all__ = [
     "model_ready_request",
     "read_infer_response",
     "read_model_config",
+    "read_model_states",
     "read_readiness",
     "read_shared_memory_names",
     "register_shared_memory_request",
@@ -54,6 +57,7 @@ __all__ = [
 _FIRST_LINE_BYTES = 1 << 10
 
 SERVER_READY = HttpRequest("GET", "/v2/health/ready")
+LIST_MODELS = HttpRequest("POST", "/v2/repository/index", body=b"{}")
 
 
 def model_path(model_name: str, model_version: str | None) -> str:
@@ -153,6 +157,20 @@ def read_shared_memory_names(response: HttpResponse, operation: Operation) -> li
     check_status(response, operation)
     try:
         return [str(region["name"]) for region in parse_json(bytes(response.body))]
+    except UNREADABLE as error:
+        raise _not_understood(operation, response, error) from error
+
+
+def read_model_states(response: HttpResponse, operation: Operation) -> dict[str, str]:
+    """Return the models of the server with their states.
+
+    Raises:
+        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
+    """
+    check_status(response, operation)
+    try:
+        listed = parse_json(bytes(response.body))
+        return join_states((str(model["name"]), str(model.get("state", ""))) for model in listed)
     except UNREADABLE as error:
         raise _not_understood(operation, response, error) from error
 

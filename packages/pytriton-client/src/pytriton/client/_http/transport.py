@@ -78,6 +78,11 @@ class HttpTransport:
         question = messages.model_config_request(model_name, model_version)
         return messages.read_model_config(self._exchange(question, operation), operation)
 
+    def list_models(self, timeout_s: float) -> dict[str, str]:
+        """Return the models of the server with their states."""
+        operation = self._operation("request for the list of models", timeout_s)
+        return messages.read_model_states(self._exchange(messages.LIST_MODELS, operation), operation)
+
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         operation = self._operation("inference request", timeout_s, request.model_name, request.model_version)

@@ -67,7 +67,7 @@ from pytriton.server.tritonserver.ports import (
     port_setting_of_bind_failure,
     reserve_ports,
 )
-from pytriton.server.tritonserver.process import ExitReport, ServerProcess
+from pytriton.server.tritonserver.process import ExitReport, ServerProcess, is_complete
 from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of
 from pytriton.server.workspace import Workspace
 
@@ -383,7 +383,7 @@ class ServerSession:
             strict = dataclasses.replace(config, exit_on_error=config.exit_on_error is not False)
             self._resize_cache(local_cache_bytes(config.cache_config))
             command = build_command(strict, self._security, new_folders, new_ports, [m.name for m in self._host.models])
-            new_handover = Handover(handover.listeners, role=Role.STANDING_BY)
+            new_handover = Handover(handover.listeners, role=Role.STANDING_BY, complete=handover.is_complete)
             new = self._make_process(command, config, guard, new_handover)
             new.start()
             fronts = [each for each in (ports.http, ports.grpc) if each is not None]
@@ -707,7 +707,7 @@ class ServerSession:
             try:
                 if guard.library is not None and self._config.allow_metrics is not False and self.outcomes is None:
                     self.outcomes = OutcomeCounts(self._outcomes_before)
-                handover = None if guard.library is None else Handover()
+                handover = None if guard.library is None else Handover(complete=is_complete(self._process))
             except OSError as error:
                 raise TritonServerStartError(f"tritonserver cannot be started: {explain(error)}") from error
             self._process = process = self._make_process(command, self._config, guard, handover)

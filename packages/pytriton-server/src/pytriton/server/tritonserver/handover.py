@@ -51,7 +51,7 @@ class Protection(enum.Enum):
     MODEL_DELETION = "a model is deleted only when its threads have settled"
 
 
-_ROLE, _IS_TRIED, _REACHED = 0, 1, 2
+_ROLE, _IS_TRIED, _IS_COMPLETE, _REACHED = 0, 1, 2, 3
 
 
 class Handover:
@@ -63,12 +63,15 @@ class Handover:
     Args:
         listeners: Those of the server before; the guard takes them where the new one binds the same addresses.
         role: What the server is to do at first.
+        complete: Whether it takes the place of one with all of its models, see `mark_complete`.
 
     Raises:
         OSError: The system is out of descriptors or memory.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket] = (), *, role: Role = Role.SERVING) -> None:
+    def __init__(
+        self, listeners: Sequence[socket.socket] = (), *, role: Role = Role.SERVING, complete: bool = False
+    ) -> None:
         self._page_descriptor = make_memory_file("pytriton-handover")
         try:
             os.ftruncate(self._page_descriptor, _REACHED + len(Protection))
@@ -79,7 +82,10 @@ class Handover:
         self._ours.setblocking(False)
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
+        self.is_complete = False
         self.assign(role)
+        if complete:
+            self.mark_complete()
         for listener in listeners:
             socket.send_fds(self._ours, [b"L"], [listener.fileno()])
         call_in_child(self, lambda handover: replace_descriptors(handover._descriptors()))
@@ -104,6 +110,12 @@ class Handover:
         """Let the server do something else from now on."""
         if self._page_descriptor >= 0:
             os.pwrite(self._page_descriptor, bytes([role]), _ROLE)
+
+    def mark_complete(self) -> None:
+        """Have the guard tell who asks for a model that is not there that no other is about to come."""
+        self.is_complete = True
+        if self._page_descriptor >= 0:
+            os.pwrite(self._page_descriptor, b"\1", _IS_COMPLETE)
 
     def reached(self) -> frozenset[Protection]:
         """Return what the guard has come to do so far; nothing once this is closed."""

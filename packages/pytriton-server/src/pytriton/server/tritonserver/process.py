@@ -36,7 +36,16 @@ from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
 from pytriton.server.tritonserver.handover import HANDOVER_VARIABLE, Handover
 from pytriton.server.tritonserver.outcomes import OUTCOMES_VARIABLE, OutcomeCounts
 
-__all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess", "shim_command"]
+__all__ = [
+    "DEATH_SIGNAL",
+    "KILL_DEADLINE_S",
+    "LOG_TAIL_LINES",
+    "ExitReport",
+    "ServerProcess",
+    "is_complete",
+    "mark_complete",
+    "shim_command",
+]
 
 LOG_TAIL_LINES = 200
 """How many of the last log lines are kept."""
@@ -481,6 +490,17 @@ class ServerProcess:
         if count > 0:
             call_safely(output_logger.log, self._level, "(the line before came %d times more)", count)
         return False
+
+
+def is_complete(process: ServerProcess | None) -> bool:
+    """Return whether all models of a server are there, as far as `mark_complete` has told it."""
+    return process is not None and process.handover is not None and process.handover.is_complete
+
+
+def mark_complete(process: ServerProcess | None) -> None:
+    """Have a server say to those who ask for a model that it has not that no other is about to come."""
+    if process is not None and process.handover is not None:
+        process.handover.mark_complete()
 
 
 def _without_prefix(text: str) -> str:
