@@ -102,8 +102,7 @@ def test_a_script_at_a_terminal_shows_the_same(folder: Path) -> None:
         assert terminal.wait_ended() == 0
 
 
-def test_a_script_in_a_pipe_prints_nothing(folder: Path) -> None:
-    script = """
+SCRIPT = """
 import os, signal, threading, time
 from app import Triton, TritonConfig, shout
 
@@ -120,6 +119,24 @@ def end():
 threading.Thread(target=end).start()
 triton.serve()
 """
+
+
+def test_a_script_in_a_pipe_prints_one_line_to_standard_error(folder: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT.replace("threading.Thread(target=end).start()", "")]
+    with (
+        short_home(),
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.terminate()
+        rest = process.communicate(timeout=PATIENCE_S)
+    assert re.fullmatch(r"pytriton: shout served at http://127\.0\.0\.1:\d+; Ctrl\+C or SIGTERM stops it\.\n", line)
+    assert (process.returncode, *rest) == (0, "", "")
+
+
+def test_a_script_with_logging_of_its_own_prints_nothing_else(folder: Path) -> None:
+    script = f"import logging; logging.basicConfig(level=logging.ERROR)\n{SCRIPT}"
     with short_home():
         done = subprocess.run(
             [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -116,7 +116,9 @@ class _Child:
         try:
             job = WorkerJob.from_text(job_text)
             handler = RecordHandler(self.send)
-            logging.basicConfig(level=job.log_level, handlers=[handler])
+            # What libraries are to say is not what we are to say.
+            logging.basicConfig(level=max(job.log_level, job.root_log_level), handlers=[handler])
+            logging.getLogger("pytriton").setLevel(job.log_level)
             pass_on_records(handler)
             sys.path += [path for path in job.sys_path if path not in sys.path]
             model = parse_description(job.model)

@@ -46,7 +46,13 @@ AccessToken = Annotated[
     ),
 ]
 Unprotected = Annotated[bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")]
-LogLevel = Annotated[str, typer.Option(help="The least level of the log: DEBUG, INFO, WARNING or ERROR.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        help="The least level of the whole log: DEBUG, INFO, WARNING or ERROR. Without it INFO for pytriton, and "
+        "WARNING for all else."
+    ),
+]
 LogFormat = Annotated[str, typer.Option(help="text, or json: an object for each record of the log, a line each.")]
 
 app = typer.Typer(
@@ -163,7 +169,7 @@ def serve(
     metrics_port: MetricsPort = 8002,
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
-    log_level: LogLevel = "INFO",
+    log_level: LogLevel = None,
     log_format: LogFormat = "text",
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each request: model, id, rows, duration, outcome. It costs speed.")
@@ -234,7 +240,7 @@ def serve_repository(
     metrics_port: MetricsPort = 8002,
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
-    log_level: LogLevel = "INFO",
+    log_level: LogLevel = None,
     log_format: LogFormat = "text",
 ) -> None:
     """Serve a model repository, models for Triton's Python backend included, until SIGINT or SIGTERM.

@@ -244,6 +244,6 @@ def _entering(beside: Iterable[contextlib.AbstractContextManager[object]]) -> It
 
 def _be_brief(names: Sequence[str], level: int) -> None:
     """Set the levels of logs at a terminal, which is told the same in fewer words."""
-    if is_terminal(sys.stdout) and logging.getLogger().level == logging.INFO:
+    if is_terminal(sys.stdout) and logging.getLogger("pytriton").getEffectiveLevel() == logging.INFO:
         for name in names:
             logging.getLogger(name).setLevel(level)

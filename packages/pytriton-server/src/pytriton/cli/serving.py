@@ -33,7 +33,7 @@ class ServerOptions:
         metrics_port: Port of the metrics.
         access_token: The token that protected endpoints ask for; None is one that nobody knows.
         unprotected: Whether no endpoint is protected.
-        log_level: The least level of the log.
+        log_level: The least level of the log; None is INFO for pytriton and WARNING for all else.
         log_format: How its records look, see `pytriton.proxy_backend.cli.logs`.
         access_log: Whether there is a record of every request.
         server: Fields of `TritonConfig` that count more than these.
@@ -45,7 +45,7 @@ class ServerOptions:
     metrics_port: int
     access_token: str | None
     unprotected: bool
-    log_level: str
+    log_level: str | None
     log_format: str
     access_log: bool = False
     server: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class ServerOptions:
             typer.BadParameter: There is no such level or format.
         """
         try:
-            start_log(self.log_level.upper(), self.log_format)
+            start_log(self.log_level and self.log_level.upper(), self.log_format)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         if self.access_log:

@@ -1,5 +1,6 @@
 """What somebody wants to know of a server that has just been started."""
 
+import contextlib
 import html
 import json
 import logging
@@ -12,9 +13,10 @@ from typing import Any
 from pytriton.model_config.dtypes import wire_name
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 from pytriton.proxy_backend.system.escapes import is_terminal
+from pytriton.proxy_backend.system.log_gate import is_log_set_up
 from pytriton.triton._description import TritonDescription
 
-__all__ = ["describe_as_html", "present"]
+__all__ = ["describe_as_html", "present", "say_ready"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,9 @@ _MAX_BODY = 300
 
 
 def present(description: TritonDescription) -> None:
-    """Say what is served, and how to stop it: to a terminal as it is, else to the log.
+    """Say what is served, and how to stop it.
+
+    To a terminal as it is; else to the log, or in one line to standard error where no log is set up.
 
     Args:
         description: Of a server that runs.
@@ -32,12 +36,30 @@ def present(description: TritonDescription) -> None:
     if not is_terminal(sys.stdout):
         for line in lines:
             logger.info("%s", line)
+        say_ready(description)
         return
     try:
         print(*lines, sep="\n", flush=True)
     except OSError as error:
         # Servers outlive the terminals that they were started in.
         logger.debug("The terminal is gone: %s", error)
+
+
+def say_ready(description: TritonDescription) -> None:
+    """Say in one line on standard error that models are served, where the program has set up no logging.
+
+    Args:
+        description: Of a server that runs.
+    """
+    if is_log_set_up():
+        return
+    names = ", ".join(dict.fromkeys([*(model.name for model in description.models), *description.folders]))
+    urls = " and ".join(description.urls[name] for name in ("http", "grpc") if name in description.urls)
+    line = f"pytriton: {names or 'no model yet'} served{urls and f' at {urls}'}; Ctrl+C or SIGTERM stops it."
+    # There may be none, and it may be a pipe that nobody reads any more.
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def _lines(description: TritonDescription) -> Iterator[str]:

@@ -34,7 +34,7 @@ from pytriton.server.models.tracing import ModelTracing
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
-from pytriton.triton._announcement import describe_as_html
+from pytriton.triton._announcement import describe_as_html, say_ready
 from pytriton.triton._bound_models import BoundModels
 from pytriton.triton._description import TritonDescription, describe_model
 from pytriton.triton._registry import make_alias
@@ -494,6 +494,7 @@ class TritonBase(abc.ABC):
     def _present(self) -> None:
         """Say what is served, and how to stop it."""
         logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
+        say_ready(self.describe())
 
     def _linger_s(self) -> float | None:
         """Return how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""

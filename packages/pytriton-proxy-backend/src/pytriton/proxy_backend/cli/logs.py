@@ -99,31 +99,37 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         "--stop-timeout", type=seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
     )
     parser.add_argument(
-        "--log-level", type=str.upper, default="INFO", choices=LEVELS, help="the least level of the log (INFO)"
+        "--log-level",
+        type=str.upper,
+        choices=LEVELS,
+        help="the least level of the whole log; without it INFO for pytriton and WARNING for all else",
     )
     parser.add_argument(
         "--log-format", default="text", choices=FORMATS, help="text, or json: an object for each record, a line each"
     )
 
 
-def start_log(level: str, log_format: str = "text") -> None:
+def start_log(level: str | None, log_format: str = "text") -> None:
     """Write the log to standard error.
 
     Args:
-        level: The least level, one of `LEVELS`.
+        level: The least level of all loggers, one of `LEVELS`. None is INFO for those of pytriton alone: libraries take
+            the level of the root logger for what their user wants to see, progress bars for each request included.
         log_format: One of `FORMATS`.
 
     Raises:
         ValueError: There is no such level or format.
     """
     for option, value, known in (("--log-level", level, LEVELS), ("--log-format", log_format, FORMATS)):
-        if value not in known:
+        if value is not None and value not in known:
             raise ValueError(f"{option} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
     handler = logging.StreamHandler()
     text = TextFormatter(TEXT_FORMAT, _TERMINAL_TIME if is_terminal(handler.stream) else None)
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     set_gate(handler, for_all=True)
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=level or logging.WARNING, handlers=[handler])
+    if level is None:
+        logging.getLogger("pytriton").setLevel(logging.INFO)
     # Nothing but JSON is to be read there.
     logging.captureWarnings(log_format == "json")
     # However little the log says otherwise: somebody has asked for it.

@@ -51,7 +51,8 @@ class WorkerJob:
         args: Positional arguments of the factory.
         kwargs: Its keyword arguments.
         sys_path: Where modules are looked for beside the places of the interpreter.
-        log_level: The least level of log records that the parent wants.
+        log_level: The least level of log records of pytriton that the parent wants.
+        root_log_level: The least level of all other log records.
         warmups: The model's warm-up: the fields of `ModelWarmup`.
         trace_config: Where spans go; empty for nowhere.
     """
@@ -64,6 +65,7 @@ class WorkerJob:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     sys_path: Sequence[str] = ()
     log_level: int = 20
+    root_log_level: int = 20
     warmups: Sequence[Mapping[str, Any]] = ()
     trace_config: Sequence[str] = ()
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["keep_log_from_blocking", "set_gate"]
+__all__ = ["is_log_set_up", "keep_log_from_blocking", "set_gate"]
 
 _OURS = "pytriton"
 # A reader that is only busy gets so long, once, before records are dropped, in seconds.
@@ -48,6 +48,18 @@ def set_gate(handler: logging.Handler, *, for_all: bool) -> None:
     """
     if isinstance(handler, logging.StreamHandler) and not any(isinstance(each, _Gate) for each in handler.filters):
         handler.addFilter(_Gate(handler, for_all=for_all))
+
+
+def is_log_set_up() -> bool:
+    """Return whether the program has said what becomes of records of this package."""
+    logger: logging.Logger | None = logging.getLogger(_OURS)
+    while logger is not None:
+        if logger.level not in (logging.NOTSET, logging.getLogger().level):
+            return True
+        if any(not isinstance(handler, _Keeper) for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return logging.root.manager.disable >= logging.INFO
 
 
 class _Keeper(logging.Handler):

@@ -191,6 +191,7 @@ def make_worker_process(
         kwargs=described.kwargs,
         sys_path=described.sys_path,
         log_level=logger.getEffectiveLevel(),
+        root_log_level=logging.getLogger().level,
         warmups=_warmups(config),
         trace_config=list(trace_config),
     )
