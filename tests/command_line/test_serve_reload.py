@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pytriton.cli import reloading as reloading_module
+from pytriton.cli.reloading import Reloader
 from support.serving import ServeCommand, serve_command
 from support.waiting import PATIENCE_S, eventually
-
-pytest.importorskip("watchfiles")
 
 APP = """
 from helper import mark
@@ -121,3 +123,32 @@ def test_a_model_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
         assert server.ask("answer", "x") == "first 0 x"
         save(tmp_path / "app.py", APP.format(number=2))
         eventually(lambda: server.ask("answer", "x") == "first 2 x")
+
+
+def test_changes_are_seen_without_watchfiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polled: files that come, change and go, in folders below as well, and nothing that is installed or hidden."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(reloading_module, "folder_of", lambda target: tmp_path)
+    monkeypatch.setattr(reloading_module, "_LOOK_PAUSE_S", 0.01)
+    monkeypatch.setattr(reloading_module, "_LEAST_REST", 0)
+    monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", os.environ.get("PYTHONDONTWRITEBYTECODE", ""))
+    for folder in ("below", ".venv", "site-packages"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "app.py").write_text("x = 1\n")
+    seen: list[list[str]] = []
+
+    def reload() -> str:
+        seen.append(sorted(path.name for path in tmp_path.rglob("*.py")))
+        return ""
+
+    with Reloader("app.py").watching(reload):
+        (tmp_path / ".venv" / "hidden.py").write_text("")
+        (tmp_path / "site-packages" / "installed.py").write_text("")
+        (tmp_path / "app.py").write_text("x = 22\n")
+        eventually(lambda: len(seen) == 1)
+        (tmp_path / "below" / "helper.py").write_text("")
+        eventually(lambda: seen[-1] == ["app.py", "helper.py", "hidden.py", "installed.py"] and len(seen) == 2)
+        (tmp_path / "below" / "helper.py").unlink()
+        eventually(lambda: len(seen) == 3)
+    assert "helper.py" not in seen[-1]

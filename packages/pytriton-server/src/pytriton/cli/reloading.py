@@ -23,6 +23,9 @@ __all__ = ["ReloadError", "Reloader"]
 _QUIET_MS = 100
 _LOOK_MS = 50
 _LOOK_FOR_STOP_MS = 500
+_LOOK_PAUSE_S = 0.5
+_LEAST_REST = 10
+_PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 _STOP_S = 30.0
 
 logger = logging.getLogger(__name__)
@@ -31,7 +34,7 @@ _PAUSE_S = 1.0
 
 
 class ReloadError(Exception):
-    """There is no way to notice changes; the text says what to do."""
+    """What is served cannot be read again; the text says why."""
 
 
 class Reloader:
@@ -41,16 +44,9 @@ class Reloader:
 
     Args:
         target: What is served, see `load_served`.
-
-    Raises:
-        ReloadError: The package that notices changes is not installed.
     """
 
     def __init__(self, target: str) -> None:
-        if importlib.util.find_spec("watchfiles") is None:
-            raise ReloadError(
-                "--reload needs watchfiles, which is not installed: pip install 'pytriton-server[reload]' (2 MB)"
-            )
         self._target = target
         self._failure = f"{target} has changed and cannot be served; what was served before goes on"
         self._folder = folder_of(target)
@@ -80,9 +76,12 @@ class Reloader:
             thread.join(_STOP_S)
 
     def _watch(self, reload: Callable[[], str]) -> None:
+        # The system tells of changes at once, by way of that package; to look at all files again takes a moment.
+        has_package = importlib.util.find_spec("watchfiles") is not None
+        watch = self._watch_folder if has_package else self._look_at_folder
         while not self._stop.is_set():
             # As where the system has no room for another watch, or the folder is being replaced: that may pass.
-            if not keep_on(partial(self._watch_folder, reload), f"Changes below {self._folder} cannot be seen"):
+            if not keep_on(partial(watch, reload), f"Changes below {self._folder} cannot be seen"):
                 self._stop.wait(_PAUSE_S)
 
     def _watch_folder(self, reload: Callable[[], str]) -> None:
@@ -104,6 +103,22 @@ class Reloader:
                 self._reload(reload)
             has_looked = True
 
+    def _look_at_folder(self, reload: Callable[[], str]) -> None:
+        while True:
+            began = time.monotonic()
+            stamps = self._read_stamps()
+            took_s = time.monotonic() - began
+            if stamps != self._stamps:
+                # Until nobody writes any more.
+                while not self._stop.wait(_QUIET_MS / 1000) and (now := self._read_stamps()) != stamps:
+                    stamps = now
+                self._stamps = stamps
+                if not self._stop.is_set():
+                    self._reload(reload)
+            # A large folder is not to keep a processor busy.
+            if self._stop.wait(max(_LOOK_PAUSE_S, _LEAST_REST * took_s)):
+                return
+
     def _reload(self, reload: Callable[[], str]) -> None:
         began = time.monotonic()
         try:
@@ -120,9 +135,12 @@ class Reloader:
 
     def _read_stamps(self) -> dict[Path, tuple[int, int]]:
         stamps = {}
-        for path in self._folder.rglob("*.py"):
-            # It may be gone already.
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                stamps[path] = (found.st_mtime_ns, found.st_size)
+        for folder, folders, files in os.walk(self._folder):
+            # What is installed there, or is no code, is not looked at.
+            folders[:] = [name for name in folders if name not in _PASSED_OVER and not name.startswith(".")]
+            for path in (Path(folder, name) for name in files if name.endswith(".py")):
+                # It may be gone already.
+                with contextlib.suppress(OSError):
+                    found = path.stat()
+                    stamps[path] = (found.st_mtime_ns, found.st_size)
         return stamps
