@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .errors import TritonError, TritonModelException
-from .responses import InferenceResponse, ReceivedParameters
+from .responses import InferenceResponse, received_response
 from .server import SERVER, Phase
 from .tensors import make_tensor
 
@@ -70,9 +70,7 @@ class _Responses:
 def _response_of(result: CallResult) -> InferenceResponse:
     if result.error is not None:
         return InferenceResponse(error=TritonError(str(result.error), TritonError.of_number(result.error.code)))
-    made = InferenceResponse([make_tensor(name, array) for name, array in result.outputs.items()])
-    made._parameters = ReceivedParameters(result.parameters)
-    return made
+    return received_response([make_tensor(name, array) for name, array in result.outputs.items()], result.parameters)
 
 
 def _begin(iterator: ResponseIterator, ask: Ask, decoupled: bool, on_first: Callable[[], object]) -> None:

@@ -22,10 +22,9 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Array
 from ..wire.response import ResponseData
 from .errors import ModelFailure, TritonModelException, calls_model, told
-from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, make_request
-from .responses import InferenceResponse, response_data
+from .requests import InferenceRequest, are_untouched, is_to_be_rescheduled, make_request
+from .responses import InferenceResponse, output_names, plain_outputs, response_data
 from .senders import ModelState, OpenBatch, Sink
-from .tensors import sent_array
 
 if TYPE_CHECKING:
     import asyncio
@@ -227,21 +226,11 @@ class ModelService(Service):
         returned = outcome.returned
         if returned.__class__ is not list or len(returned) != len(requests) or outcome.failure is not None:
             return outcome
-        plain = []
-        for request, response in zip(requests, returned, strict=True):
-            if (
-                response.__class__ is not InferenceResponse
-                or request._sender is not None
-                or request._release_flags != RELEASE_ALL
-                or response._error is not None
-                or response._parameters
-            ):
-                return outcome
-            outputs = {}
-            for tensor in response._tensors:
-                outputs[tensor._name] = sent_array(tensor)
+        plain = plain_outputs(returned) if are_untouched(requests) else None
+        if plain is None:
+            return outcome
+        for outputs in plain:
             self.state.note_outputs(outputs)
-            plain.append(outputs)
         return plain
 
     @calls_model
@@ -356,7 +345,7 @@ class Execution:
         left = {index: request for index, request in enumerate(requests) if index not in answered}
         if failure is None:
             for index, request in left.items():
-                if request._release_flags == RELEASE_RESCHEDULE:
+                if is_to_be_rescheduled(request):
                     request.get_response_sender().close()
                     responses.append(self._reschedule(index))
         # Nothing here may refer to the inputs when the last responses are sent.
@@ -414,7 +403,7 @@ class Execution:
         for index, (request, response) in enumerate(zip(requests, returned, strict=True)):
             if response is None:
                 continue
-            if request._release_flags == RELEASE_RESCHEDULE:
+            if is_to_be_rescheduled(request):
                 # The spelling is Triton's.
                 raise ModelFailure(
                     "Expected a None object in the execute function return list for reschduled request, found type "
@@ -426,7 +415,7 @@ class Execution:
                     f"'{type(response)}'."
                 )
             request.get_response_sender().note_returned()
-            state.note_outputs([tensor._name for tensor in response._tensors])
+            state.note_outputs(output_names(response))
             responses.append(response_data(index, response, batch.wanted(index), final=True))
         return responses
 

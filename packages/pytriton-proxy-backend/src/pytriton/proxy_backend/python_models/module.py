@@ -61,7 +61,7 @@ _UTILS: dict[str, Any] = {
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> tensors.Tensor | None:
     """Return the input of a request that has a name; `None` where it has none."""
     for tensor in inference_request.inputs():
-        if tensor._name == name:
+        if tensor.name() == name:
             return tensor
     return None
 
@@ -69,7 +69,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> tensors.Tensor | None:
     """Return the output of a response that has a name; `None` where it has none."""
     for tensor in inference_response.output_tensors():
-        if tensor._name == name:
+        if tensor.name() == name:
             return tensor
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..wire.batch import Batch
@@ -14,7 +14,7 @@ from .errors import TritonModelException, text_of
 from .responses import checked_parameters, given_text, received_text
 from .senders import InferenceResponseSender, OpenBatch
 from .server import SERVER
-from .tensors import Tensor, make_tensor, sent_array
+from .tensors import Tensor, make_tensor, sent_arrays
 
 if TYPE_CHECKING:
     from ..transport.calls import Call, CallResult
@@ -258,7 +258,7 @@ class InferenceRequest:
             raise TritonModelException(
                 "a request that came cannot be sent to a model: make one of its inputs with InferenceRequest(...)"
             )
-        inputs = {tensor._name: sent_array(tensor) for tensor in self._inputs}
+        inputs = sent_arrays(self._inputs)
         if len(inputs) != len(self._inputs):
             raise TritonModelException("the request has two inputs of the same name")
         return SERVER.calls().infer(
@@ -316,6 +316,19 @@ def make_request(batch: OpenBatch, load: Callable[[], Batch], index: int, inputs
     made._release_flags = RELEASE_ALL
     made._inputs = [make_tensor(name, array) for name, array in inputs.items()]
     return made
+
+
+def are_untouched(requests: Iterable[InferenceRequest]) -> bool:
+    """Return whether nobody has asked for the sender of a request, nor for one to be rescheduled."""
+    for request in requests:  # noqa: SIM110 - a generator takes three times as long
+        if request._sender is not None or request._release_flags != RELEASE_ALL:
+            return False
+    return True
+
+
+def is_to_be_rescheduled(request: InferenceRequest) -> bool:
+    """Return whether a request is to go back to Triton's scheduler."""
+    return request._release_flags == RELEASE_RESCHEDULE
 
 
 _new_request = InferenceRequest.__new__

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..wire.record import ParameterValue
+from ..wire.record import Array, ParameterValue
 from ..wire.response import ResponseData
 from .errors import TritonError, TritonModelException, text_of
-from .tensors import Tensor, sent_array
+from .tensors import Tensor, sent_array, sent_arrays
 
 
 class ReceivedParameters(dict[str, ParameterValue]):
@@ -112,6 +112,28 @@ def _check(tensor: object) -> None:
         raise TypeError(f"output_tensors: expected a list of Tensor, got a {type(tensor).__name__} in it")
 
 
+def received_response(tensors: Sequence[Tensor], parameters: Mapping[str, ParameterValue]) -> InferenceResponse:
+    """Make the response that another model has given."""
+    made = InferenceResponse(tensors)
+    made._parameters = ReceivedParameters(parameters)
+    return made
+
+
+def plain_outputs(responses: Iterable[Any]) -> list[dict[str, Array]] | None:
+    """Return the outputs of responses as they are sent; None where one is more, or something else, than outputs."""
+    plain = []
+    for response in responses:
+        if response.__class__ is not InferenceResponse or response._error is not None or response._parameters:
+            return None
+        plain.append(sent_arrays(response._tensors))
+    return plain
+
+
+def output_names(response: InferenceResponse) -> list[str]:
+    """Return the names of the outputs of a response."""
+    return [tensor.name() for tensor in response._tensors]
+
+
 def response_data(
     request: int, response: InferenceResponse | None, wanted: Sequence[str], *, final: bool
 ) -> ResponseData:
@@ -130,7 +152,7 @@ def response_data(
         return ResponseData(request, error=error.message(), code=error.code(), final=final, continues=not final)
     return ResponseData(
         request,
-        {tensor._name: sent_array(tensor) for tensor in response._tensors if tensor._name in wanted},
+        {name: sent_array(tensor) for tensor in response._tensors if (name := tensor.name()) in wanted},
         response._parameters or {},
         final=final,
     )

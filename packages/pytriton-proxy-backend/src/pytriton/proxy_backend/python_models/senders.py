@@ -19,7 +19,7 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseData, ResponseWriter
 from .errors import ModelFailure, TritonModelException
-from .responses import InferenceResponse, response_data
+from .responses import InferenceResponse, output_names, response_data
 
 COMPLETE_FINAL = 1
 """`TRITONSERVER_RESPONSE_COMPLETE_FINAL`."""
@@ -234,7 +234,7 @@ class OpenBatch:
             TritonModelException: It cannot be sent.
         """
         if response is not None:
-            self.state.note_outputs([tensor._name for tensor in response._tensors])
+            self.state.note_outputs(output_names(response))
         data = response_data(index, response, () if response is None else self.wanted(index), final=final)
         with self.state.lock:
             if self._open is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,16 @@ def sent_array(tensor: Tensor) -> Array:
     sent: Array | None = tensor._sent
     # Of an input, in which the model may have changed elements.
     return wire_array(tensor._array) if sent is None else sent
+
+
+def sent_arrays(tensors: Iterable[Tensor]) -> dict[str, Array]:
+    """Return the data of tensors as they are sent, by name."""
+    arrays: dict[str, Array] = {}
+    # No call for each tensor: every response passes here.
+    for tensor in tensors:
+        sent = tensor._sent
+        arrays[tensor._name] = wire_array(tensor._array) if sent is None else sent
+    return arrays
 
 
 def wire_array(array: Array) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pytriton.inprocess.capi.api import load_api
 from pytriton.inprocess.capi.c_types import ServerHandle
 from pytriton.inprocess.capi.errors import InvalidArgumentError, TritonError, UnavailableError
-from pytriton.inprocess.requests.model_spec import ModelSpec
+from pytriton.inprocess.requests.specs import ModelSpec
 
 __all__ = ["InFlight", "ServerAccess"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytriton.inprocess.capi.enums import ModelBatchFlag, ModelTxnPropertyFlag
 from pytriton.inprocess.capi.errors import (
@@ -12,23 +12,18 @@ from pytriton.inprocess.capi.errors import (
     NotFoundError,
     TritonError,
     checked_integer,
-    encoded_text,
     wrong_argument,
 )
-from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
+from pytriton.inprocess.requests.named import NamedModel, RunningServer, access_of
 from pytriton.inprocess.requests.request import InferenceRequest, new_request
-
-if TYPE_CHECKING:
-    from pytriton.inprocess.server.server import Server
 
 __all__ = ["Model", "ModelDictionary"]
 
-_VERSIONS = range(-(2**63), 2**63)
 _CONFIG_VERSIONS = range(2**32)
 
 
-class Model:
+class Model(NamedModel):
     """A model of a server. It is a name to be looked up on every use: the model may be loaded later, or never.
 
     Args:
@@ -43,16 +38,12 @@ class Model:
         InvalidArgumentError: If the name or the version is of the wrong type, or none that the C API can take.
     """
 
-    __slots__ = ("__weakref__", "_c_name", "_server", "name", "reason", "state", "version")
+    __slots__ = ("reason", "state")
 
     def __init__(
-        self, server: Server, name: str, version: int = -1, state: str | None = None, reason: str | None = None
+        self, server: RunningServer, name: str, version: int = -1, state: str | None = None, reason: str | None = None
     ) -> None:
-        self._c_name = encoded_text("model_name", name)
-        version = checked_integer("model_version", version, _VERSIONS, where=f"model {name!r}")
-        self._server = server
-        self.name = name
-        self.version = version
+        super().__init__(server, name, version)
         self.state = state
         self.reason = reason
 
@@ -155,10 +146,10 @@ class Model:
 
     def ready(self) -> bool:
         """Tell whether the model answers requests. A model that is not loaded does not."""
-        access = self._access()
+        access = access_of(self)
         is_ready = ctypes.c_bool()
         with access.use() as handle, contextlib.suppress(NotFoundError):
-            access.api.TRITONSERVER_ServerModelIsReady(handle, self._c_name, self.version, ctypes.byref(is_ready))
+            access.api.TRITONSERVER_ServerModelIsReady(handle, self.encoded_name, self.version, ctypes.byref(is_ready))
         return is_ready.value
 
     def batch_properties(self) -> ModelBatchFlag:
@@ -177,22 +168,19 @@ class Model:
         """
         return ModelTxnPropertyFlag(self._properties("TRITONSERVER_ServerModelTransactionProperties"))
 
-    def _access(self) -> ServerAccess:
-        return self._server._running()
-
     def _ask(self, function: str, *arguments: object) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self._access().ask(function, self._c_name, self.version, *arguments)
+            answer: dict[str, Any] = access_of(self).ask(function, self.encoded_name, self.version, *arguments)
         except (InvalidArgumentError, NotFoundError) as error:
             raise self._not_found(error)  # noqa: B904 - it says itself what caused it
         return answer
 
     def _properties(self, function: str) -> int:
-        access = self._access()
+        access = access_of(self)
         flags = ctypes.c_uint32()
         try:
             with access.use() as handle:
-                getattr(access.api, function)(handle, self._c_name, self.version, ctypes.byref(flags), None)
+                getattr(access.api, function)(handle, self.encoded_name, self.version, ctypes.byref(flags), None)
         except (InvalidArgumentError, NotFoundError) as error:
             raise self._not_found(error)  # noqa: B904 - it says itself what caused it
         return flags.value
@@ -232,7 +220,7 @@ class ModelDictionary(dict[tuple[str, int], Model]):
     A bare name stands for version -1, the one that the model's version policy chooses: `models["linear"]`.
     """
 
-    def __init__(self, server: Server, models: list[Model]) -> None:
+    def __init__(self, server: RunningServer, models: list[Model]) -> None:
         super().__init__({(model.name, model.version): model for model in models})
         self._server = server
 

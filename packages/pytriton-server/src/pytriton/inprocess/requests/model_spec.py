@@ -8,58 +8,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, TritonError
+from pytriton.inprocess.requests.named import NamedModel, access_of
+from pytriton.inprocess.requests.specs import InputSpec, ModelSpec
 
-if TYPE_CHECKING:
-    from pytriton.inprocess.requests.model import Model
-
-__all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """One input of a model.
-
-    Attributes:
-        data_type: Type of its elements.
-        dims: The dimensions, with the batch dimension where the model has one; -1 stands for any size.
-        optional: Whether a request may leave it out.
-        fixed_rank: Whether the dimensions can be compared with those of a request.
-    """
-
-    data_type: DataType
-    dims: tuple[int, ...]
-    optional: bool = False
-    fixed_rank: bool = True
+__all__ = ["describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """Inputs and outputs of a model, by name.
-
-    Attributes:
-        inputs: The inputs.
-        outputs: Names of the outputs.
-        max_batch_size: The most rows of one request; 0 for a model without a batch dimension.
-        required: Names of the inputs that are not optional.
-    """
-
-    inputs: Mapping[str, InputSpec]
-    outputs: tuple[str, ...]
-    max_batch_size: int = 0
-    required: frozenset[str] = frozenset()
-
-
-def describe(model: Model) -> str:
+def describe(model: NamedModel) -> str:
     """Name a model in an error."""
     return f"model {model.name!r}" if model.version < 0 else f"model {model.name!r} version {model.version}"
 
 
-def fetch_spec(model: Model) -> ModelSpec:
+def fetch_spec(model: NamedModel) -> ModelSpec:
     """Ask the server for the description of a model, and keep it.
 
     Raises:
@@ -79,25 +43,25 @@ def fetch_spec(model: Model) -> ModelSpec:
     outputs = tuple(entry["name"] for entry in metadata.get("outputs", ()))
     required = frozenset(name for name, entry in inputs.items() if not entry.optional)
     spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)), required)
-    model._access().model_specs[model.name, model.version] = spec
+    access_of(model).model_specs[model.name, model.version] = spec
     return spec
 
 
-def known_spec(model: Model) -> ModelSpec:
+def known_spec(model: NamedModel) -> ModelSpec:
     """Return the description that was fetched last, or fetch it."""
-    return model._access().model_specs.get((model.name, model.version)) or fetch_spec(model)
+    return access_of(model).model_specs.get((model.name, model.version)) or fetch_spec(model)
 
 
-def forget_spec(model: Model) -> bool:
+def forget_spec(model: NamedModel) -> bool:
     """Forget a description, as it may be out of date; tell whether there was one."""
     with contextlib.suppress(TritonError):
-        return model._access().model_specs.pop((model.name, model.version), None) is not None
+        return access_of(model).model_specs.pop((model.name, model.version), None) is not None
     return False
 
 
 def explain(
     error: TritonError,
-    model: Model,
+    model: NamedModel,
     inputs: Mapping[str, tuple[DataType, tuple[int, ...]]],
     requested_outputs: Sequence[str] = (),
 ) -> TritonError:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from pytriton.inprocess.capi.errors import CancelledError, InternalError, InvalidArgumentError, TritonError
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.model_spec import describe, explain, fetch_spec, forget_spec
+from pytriton.inprocess.requests.named import access_of
 from pytriton.inprocess.requests.native_calls import Event, NativeCalls, ResponseContent, load_native_calls
 from pytriton.inprocess.requests.request import InferenceRequest, create, output_gpu
 from pytriton.inprocess.requests.response import InferenceResponse, new_response, read_response
@@ -210,7 +211,7 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
         UnavailableError: If the model or the server is not ready.
         TritonError: What else Triton says if it does not accept the request.
     """
-    access = request.model._access()
+    access = access_of(request.model)
     try:
         _check_presence(access, request)
         return _submit(access, request, deliver)

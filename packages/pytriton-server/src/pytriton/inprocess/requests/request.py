@@ -128,12 +128,12 @@ def create(api: Api, calls: NativeCalls, native: Any, server: int, request: Infe
     model = request.model
     handle = None
     if inputs.__class__ is dict:
-        handle = calls.create(native, server, model._c_name, model.version, inputs, keep)
+        handle = calls.create(native, server, model.encoded_name, model.version, inputs, keep)
     elif not isinstance(inputs, Mapping):
         raise _wrong(request, "inputs", "a mapping of names to values", inputs)
     if handle is None:
         described = {_checked_name(request, name): _described(request, name, value) for name, value in inputs.items()}
-        handle = calls.create(native, server, model._c_name, model.version, described, keep)
+        handle = calls.create(native, server, model.encoded_name, model.version, described, keep)
         assert handle is not None
     if request.request_id is not None:
         api.TRITONSERVER_InferenceRequestSetId(handle, _encoded_text(request, "request_id", request.request_id))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import TritonError, error_class
+from pytriton.inprocess.requests.named import answering
 from pytriton.inprocess.requests.native_calls import ResponseContent
 from pytriton.inprocess.tensors.memory import MemoryBuffer
 from pytriton.inprocess.tensors.tensor import Tensor, tensor_of_array
@@ -75,7 +76,7 @@ class InferenceResponse:
             name, version = self._answering
             self._answering = None
             if (name, version) != (asked.name, asked.version):
-                self._model = type(asked)(asked._server, name, version)
+                self._model = answering(asked, name, version)
         return self._model
 
     def __repr__(self) -> str:

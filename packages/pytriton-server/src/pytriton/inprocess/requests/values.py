@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import reprlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, TritonError
 from pytriton.inprocess.requests.model_spec import describe, known_spec
+from pytriton.inprocess.requests.named import NamedModel
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES, Array, bfloat16_bits
 from pytriton.inprocess.tensors.tensor import Tensor, tensor_of_array
-
-if TYPE_CHECKING:
-    from pytriton.inprocess.requests.model import Model
 
 __all__ = ["is_untyped", "to_tensor"]
 
@@ -26,7 +24,7 @@ def is_untyped(value: Any) -> bool:
     return isinstance(value, (list, tuple, bool, int, float, str, bytes)) and not isinstance(value, np.generic)
 
 
-def to_tensor(model: Model, name: str, value: Any) -> Tensor:
+def to_tensor(model: NamedModel, name: str, value: Any) -> Tensor:
     """Make the tensor for an input.
 
     Args:
@@ -67,7 +65,7 @@ def to_tensor(model: Model, name: str, value: Any) -> Tensor:
         ) from error
 
 
-def _of_numbers_or_strings(model: Model, name: str, value: Any) -> Tensor:
+def _of_numbers_or_strings(model: NamedModel, name: str, value: Any) -> Tensor:
     spec = known_spec(model).inputs.get(name)
     try:
         array = np.asarray(value)
@@ -81,7 +79,7 @@ def _of_numbers_or_strings(model: Model, name: str, value: Any) -> Tensor:
     return _converted(array, spec.data_type)
 
 
-def _expanded(model: Model, name: str, tensor: Tensor) -> Tensor:
+def _expanded(model: NamedModel, name: str, tensor: Tensor) -> Tensor:
     """Give a single value as many dimensions as the model wants, if they may all be 1."""
     spec = known_spec(model).inputs.get(name)
     if tensor.shape or spec is None or not all(dim in (-1, 1) for dim in spec.dims):
