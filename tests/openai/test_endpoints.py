@@ -220,14 +220,17 @@ def test_the_default_template_and_a_model_with_one_answer(client: OpenAI) -> Non
     whole = client.chat.completions.create(model="echo", messages=messages)
     assert whole.choices[0].message.content == "user: hällo\nassistant: oh\nassistant:"
     assert whole.choices[0].finish_reason == "stop"
-    # Nobody counts where the model does not.
-    assert whole.usage is None
+    # Where the model does not count, it is an estimate: a token for each four characters.
+    assert whole.usage is not None
+    length = len("user: hällo\nassistant: oh\nassistant:")
+    assert whole.usage.prompt_tokens == whole.usage.completion_tokens == -(-length // 4)
     chunks = list(
         client.chat.completions.create(
             model="echo", messages=messages, stream=True, stream_options={"include_usage": True}
         )
     )
-    assert "".join(it.choices[0].delta.content or "" for it in chunks) == whole.choices[0].message.content
+    assert "".join(it.choices[0].delta.content or "" for it in chunks[:-1]) == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -250,6 +253,10 @@ def test_completions_of_several_prompts_with_several_choices(client: OpenAI, str
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len("The worker") + len("A server")
     assert answer.usage.completion_tokens == 4 * 12
+
+
+def test_zeros_at_the_end_of_a_prompt(client: OpenAI) -> None:
+    assert client.completions.create(model="echo", prompt="a\0b\0\0").choices[0].text == "a\0b\0\0"
 
 
 def test_the_raw_stream_ends_with_done(served: Served) -> None:

@@ -24,6 +24,7 @@ import openai
 from openai import OpenAI
 from pytriton.cli.app import app
 from pytriton.openai.command import API_KEY_VARIABLE
+from support.http import call
 from support.processes import while_running
 from support.serving import ServeCommand, serve_command, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -124,15 +125,47 @@ def test_a_process_that_is_killed_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     with serve_command(tmp_path, "app.py", "--openai", "0") as server, endpoint(server) as client:
         assert ask(client) == "HELLO"
-        (child,) = (
-            int(folder.name)
-            for folder in Path("/proc").glob("[0-9]*")
-            if b"\0openai\0" in read(folder / "cmdline")
-            and f"PPid:\t{server.process.pid}\n".encode() in read(folder / "status")
-        )
+        (child,) = endpoint_processes(server)
         os.kill(child, signal.SIGKILL)
         eventually(lambda: "ended with exit code -9: it is started again" in server.written)
         assert ask(client) == "HELLO"
+
+
+def test_a_process_that_ends_again_and_again_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with serve_command(tmp_path, "app.py", "--openai", "0") as server, endpoint(server) as client:
+        assert ask(client) == "HELLO"
+        assert call(server.url, "GET", "/v2/health/ready")[0] == 200
+        killed: set[int] = set()
+
+        def is_given_up() -> bool:
+            for child in set(endpoint_processes(server)) - killed:
+                killed.add(child)
+                os.kill(child, signal.SIGKILL)
+            return "it is given up" in server.written
+
+        eventually(is_given_up)
+        assert len(killed) >= 5
+        assert "has ended 5 times within 60 s" in server.written
+        eventually(lambda: call(server.url, "GET", "/v2/health/ready")[0] == 400)
+        # The models are served as before, and whoever asks the endpoints does not wait.
+        assert call(server.url, "GET", "/v2/health/live")[0] == 200
+        assert call(server.url, "GET", "/v2/models/shout/ready")[0] == 200
+        with pytest.raises(openai.APIConnectionError):
+            ask(client)
+        # Another server in its place belongs to what was given up as well.
+        os.kill(server.process.pid, signal.SIGHUP)
+        eventually(lambda: "was replaced by process" in server.written)
+        eventually(lambda: call(server.url, "GET", "/v2/health/ready")[0] == 400)
+
+
+def endpoint_processes(server: ServeCommand) -> list[int]:
+    return [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if b"\0openai\0" in read(folder / "cmdline")
+        and f"PPid:\t{server.process.pid}\n".encode() in read(folder / "status")
+    ]
 
 
 def read(path: Path) -> bytes:
@@ -190,10 +223,29 @@ def test_the_endpoints_in_a_file_of_settings(tmp_path: Path) -> None:
         ("openai = 70000", "openai: expected an integer from 0 to 65535; got 70000"),
         ("openai = true", "openai: expected an integer; got True"),
         ('openai_key_file = "key"', "--openai-key-file is for --openai"),
+        ('openai_alias = ["a=shout"]', "--openai-alias is for --openai"),
+        ("openai = 0\nopenai_alias = [1]", "expected an alias as NAME=MODEL"),
+        ('openai = 0\nopenai_alias = ["a=nobody"]', "the alias 'a' is to be of a model 'nobody'"),
         ('openai = 0\nopenai_key_file = "none"', "none"),
     ):
         (tmp_path / "pytriton.toml").write_text(text)
         assert told in fails(tmp_path, *options)
+
+
+def test_further_names_and_fields_that_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "pytriton.toml").write_text('openai_alias = ["gpt-4o=shout", "other=shout"]\n')
+    options = ("--config", "pytriton.toml", "--openai", "0", "--openai-strict")
+    with serve_command(tmp_path, "app.py", *options) as server, endpoint(server) as client:
+        assert [it.id for it in client.models.list()] == ["gpt-4o", "other", "shout", "words"]
+        for name in ("gpt-4o", "other"):
+            assert client.completions.create(model=name, prompt="hello").choices[0].text == "HELLO"
+        with pytest.raises(openai.BadRequestError, match="colour"):
+            client.completions.create(model="shout", prompt="x", extra_body={"colour": "red"})
+    assert "expected an alias as NAME=MODEL" in fails(tmp_path, "--openai", "0", "--openai-alias", "shout")
+    command = [sys.executable, "-m", "pytriton", "serve", "app.py", *options, "--check"]
+    written = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=PATIENCE_S)
+    assert "OpenAI: shout (also gpt-4o, other) at /v1/chat/completions, /v1/completions, /v1/responses\n" in written
 
 
 def test_a_port_that_is_in_use(tmp_path: Path) -> None:
@@ -220,7 +272,7 @@ def test_check_says_where_each_model_is_asked(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     command = [sys.executable, "-m", "pytriton", "serve", "app.py", "--openai", "0", "--check"]
     written = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=PATIENCE_S)
-    assert "OpenAI: words at /v1/chat/completions, /v1/completions\n" in written
+    assert "OpenAI: words at /v1/chat/completions, /v1/completions, /v1/responses\n" in written
     assert "OpenAI: add is not served: expected one input that is not optional" in written
 
 
@@ -243,13 +295,16 @@ def test_the_command_for_a_server_that_runs(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     with serve_command(tmp_path, "app.py") as server:
         command = [sys.executable, "-m", "pytriton", "openai", server.url, "--port", "0", "--model", "shout"]
+        command += ["--alias", "gpt-4o=shout", "--strict"]
         environment = {**os.environ, API_KEY_VARIABLE: "secret", "PYTHONUNBUFFERED": "1"}
         with while_running(command, env=environment, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             line = process.stdout.readline().decode()
             url = line.split()[1]
             with OpenAI(base_url=url, api_key="secret", timeout=PATIENCE_S, max_retries=0) as client:
-                assert [it.id for it in client.models.list()] == ["shout"]
+                assert [it.id for it in client.models.list()] == ["gpt-4o", "shout"]
                 assert ask(client) == "HELLO"
+                with pytest.raises(openai.BadRequestError, match="colour"):
+                    client.completions.create(model="gpt-4o", prompt="x", extra_body={"colour": "red"})
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE_S) in (0, 130)

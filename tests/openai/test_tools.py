@@ -187,6 +187,29 @@ def test_an_agent_of_several_turns(client: OpenAI) -> None:
     assert whole(client, model="ruled", messages=messages, tools=[TOOL]).message.content == "so: tool: 42"
 
 
+def test_json_that_is_too_deep_is_the_callers_fault(client: OpenAI) -> None:
+    def nested(levels: int) -> Any:
+        value: Any = {}
+        for _ in range(levels):
+            value = {"a": value}
+        return value
+
+    for levels in (200, 800):
+        arguments = json.dumps(nested(levels))
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        messages: Any = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        with pytest.raises(openai.BadRequestError, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments"):
+            client.chat.completions.create(model="hermes", messages=messages)
+        tool = {"type": "function", "function": {"name": "add", "parameters": nested(levels)}}
+        deep: Any
+        for deep in ({"tools": [tool]}, {"metadata": nested(levels)}, {"tools": nested(levels)}):
+            with pytest.raises(openai.BadRequestError, match="at most 128 levels of JSON"):
+                client.chat.completions.create(model="hermes", messages=ASK, extra_body=deep)
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": json.dumps(nested(100))}}
+    messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert client.chat.completions.create(model="hermes", messages=messages).choices
+
+
 def test_choices_of_tools(client: OpenAI) -> None:
     other = {"type": "function", "function": {"name": "other"}}
     asked: dict[str, Any] = {"model": "ruled", "messages": ASK, "tools": [TOOL, other]}
@@ -272,7 +295,7 @@ def test_structured_answers(client: OpenAI) -> None:
 
 def test_schemas_that_are_hostile_or_wrong(client: OpenAI) -> None:
     deep: Any = {}
-    for _ in range(200):
+    for _ in range(40):
         deep = {"properties": {"a": deep}}
     bad: Any
     for bad in ({"type": "text/plain"}, {"type": "json_schema"}, schema_of({"type": 1}), schema_of(deep)):

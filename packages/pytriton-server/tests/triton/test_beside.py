@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,15 @@ def test_one_that_ends_by_itself_is_started_again(caplog: pytest.LogCaptureFixtu
         assert first != second
     assert not is_running(second)
     assert "The process of a program ended with exit code -9: it is started again." in caplog.messages
+
+
+def test_one_that_ends_again_and_again_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    given_up = threading.Event()
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with run_beside(Triton(), command, name="a program", on_given_up=given_up.set):
+        assert given_up.wait(PATIENCE_S)
+    assert "The process of a program has ended 5 times within 60 s: it is given up" in caplog.messages[-1]
+    assert caplog.messages[-2] == "The process of a program ended with exit code 3."
 
 
 def test_one_that_is_not_to_be_started_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+import importlib.metadata
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.openai._backend import Asked, Backend, Link
-from pytriton.openai._chats import read_chat
-from pytriton.openai._errors import OpenAIError, from_validation, model_failed
-from pytriton.openai._gate import CALLER_GONE, EventStream, Gate, until_gone
-from pytriton.openai._generation import CHAT, COMPLETION, Generation
+from pytriton.openai._backend import Backend, Link
+from pytriton.openai._endpoints.desk import Desk
+from pytriton.openai._endpoints.ranks import add_ranks
+from pytriton.openai._endpoints.responses import add_responses
+from pytriton.openai._endpoints.speech import add_speech
+from pytriton.openai._endpoints.texts import add_texts
+from pytriton.openai._endpoints.tokens import add_tokens
+from pytriton.openai._endpoints.vectors import add_vectors
+from pytriton.openai._errors import OpenAIError, from_validation
+from pytriton.openai._gate import Gate
 from pytriton.openai._models import ENDPOINTS
-from pytriton.openai._requests import (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    Generating,
-    encode_text,
-    inputs_and_parameters,
-)
 
 if TYPE_CHECKING:
     from pytriton.client.management import TlsSettings
@@ -39,17 +33,14 @@ __all__ = ["application"]
 
 DEFAULT_MAX_BODY_BYTES = 16 << 20
 DEFAULT_TIMEOUT_S = 600.0
-_HANDED_ON = ("traceparent", "tracestate")
-_SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf](-.*)?")
 _OWNER = "pytriton"
-# Of an estimate, where a model counts none.
-_CHARACTERS_PER_TOKEN = 4
 
 
 def application(
     server: str | Triton,
     *,
     models: Sequence[str] | None = None,
+    aliases: Mapping[str, str] | None = None,
     api_key: str | None = None,
     access_token: str | None = None,
     tls: TlsSettings | None = None,
@@ -66,6 +57,8 @@ def application(
         server: The address of any tritonserver, or a `Triton` that runs. Over gRPC, such as `grpc://localhost:8001`, a
             model learns at once that a caller has left; over HTTP a stream does with its next part.
         models: The models that may be asked; None are all that take a text and give a text or a vector.
+        aliases: Further names that models may be asked by, such as `{"gpt-4o": "writer"}`. Where a model has such a
+            name itself, the alias is meant.
         api_key: What callers have to send as a bearer token; None lets everybody ask who reaches the application.
         access_token: The token of the server, without which it tells nobody of its models; that of a `Triton` is known.
         tls: Certificates, for an encrypted address.
@@ -74,13 +67,20 @@ def application(
         strict: Whether a field that is not known is refused; else it has no effect, and is named once in the log.
 
     Raises:
-        PyTritonBadParameterError: The `Triton` does not run, or `api_key` is empty.
+        PyTritonBadParameterError: The `Triton` does not run, `api_key` is empty, or an alias is of no model that may
+            be asked.
         PyTritonClientError: The address or the certificates cannot be used.
     """
     if api_key is not None and (not api_key or api_key != api_key.strip()):
         raise PyTritonBadParameterError(
             "api_key must be a text without spaces around it, or None for everybody; got an empty one or such spaces."
         )
+    aliases = dict(aliases or {})
+    for alias, name in aliases.items():
+        if not (alias and alias.isprintable() and name) or (models is not None and name not in models):
+            raise PyTritonBadParameterError(
+                f"aliases must be further names of models that may be asked; got {alias!r} for {name!r}."
+            )
     if isinstance(server, str):
         url = server
     else:
@@ -91,7 +91,7 @@ def application(
                 f"server must be the address of a tritonserver, or a Triton that runs; got {server!r}."
             )
         url, access_token = found, access_token or server.get_access_token()
-    backend = Backend(url, names=models, access_token=access_token, tls=tls, timeout_s=timeout_s)
+    backend = Backend(url, names=models, aliases=aliases, access_token=access_token, tls=tls, timeout_s=timeout_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -103,7 +103,7 @@ def application(
     app = FastAPI(title="pytriton", description="Models of a tritonserver, by the OpenAI API.", lifespan=lifespan)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
     _add_errors(app)
-    _add_routes(app, backend, strict=strict)
+    _add_routes(app, Desk(backend, strict))
     return app
 
 
@@ -120,7 +120,7 @@ def _add_errors(app: FastAPI) -> None:
     async def other(request: Request, error: HTTPException) -> Response:
         text = str(error.detail)
         if error.status_code == 404:
-            paths = ", ".join(["/v1/models", *(path for paths in ENDPOINTS.values() for path in paths)])
+            paths = ", ".join(dict.fromkeys(["/v1/models", *(path for paths in ENDPOINTS.values() for path in paths)]))
             text = f"There is no {request.url.path} here. There are {paths} and /health."
         elif error.status_code == 400:
             # FastAPI's word for a body that Python's reader of JSON gave up: not UTF-8, or nested too deep.
@@ -137,118 +137,37 @@ def _add_errors(app: FastAPI) -> None:
         return await told(request, OpenAIError(500, f"{type(error).__name__}: {error}", code="internal_error"))
 
 
-def _add_routes(app: FastAPI, backend: Backend, *, strict: bool) -> None:
+def _add_routes(app: FastAPI, desk: Desk) -> None:
+    backend = desk.backend
+
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return Response(status_code=200 if await backend.is_ready() else 503)
 
+    @app.get("/version")
+    async def version() -> Response:
+        return JSONResponse({"version": importlib.metadata.version("pytriton-server")})
+
     @app.get("/v1/models")
     async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": [_model(link) for link in await backend.find_all()]})
+        found = await backend.find_all()
+        return JSONResponse({"object": "list", "data": [_model(name, link) for name, link in found.items()]})
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
-        return JSONResponse(_model(await backend.find(name)))
+        return JSONResponse(_model(name, await backend.find(name)))
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        async def prepare() -> Generation:
-            link = await _find(backend, body.model, "/v1/chat/completions")
-            told = read_chat(body, link.model)
-            asked = _asked(body, link, request, strict=strict)
-            asked = replace(asked, inputs={**asked.inputs, **told.inputs})
-            return Generation(CHAT, backend, link, body, [told.prompt], asked, told.wishes)
-
-        return await _generate(prepare, body, request)
-
-    @app.post("/v1/completions")
-    async def complete(body: CompletionRequest, request: Request) -> Response:
-        async def prepare() -> Generation:
-            link = await _find(backend, body.model, "/v1/completions")
-            return Generation(COMPLETION, backend, link, body, body.prompts, _asked(body, link, request, strict=strict))
-
-        return await _generate(prepare, body, request)
-
-    @app.post("/v1/embeddings")
-    async def embed(body: EmbeddingRequest, request: Request) -> Response:
-        answer = await until_gone(request.receive, _embed(backend, body, request, strict=strict))
-        return answer or Response(status_code=CALLER_GONE)
+    for add in (add_texts, add_responses, add_vectors, add_ranks, add_speech, add_tokens):
+        add(app, desk)
 
 
-def _model(link: Link) -> dict[str, Any]:
+def _model(name: str, link: Link) -> dict[str, Any]:
     return {
-        "id": link.model.spec.model_name,
+        "id": name,
         "object": "model",
         "created": link.created,
         "owned_by": _OWNER,
+        # What an alias stands for.
+        "root": link.model.spec.model_name,
+        "max_model_len": link.model.most_tokens,
     }
-
-
-async def _find(backend: Backend, name: str, endpoint: str) -> Link:
-    """Return a model that an endpoint asks.
-
-    Raises:
-        OpenAIError: There is none of the name, it is not ready, or for another endpoint.
-    """
-    link = await backend.find(name)
-    if endpoint not in link.model.endpoints:
-        raise OpenAIError(
-            400,
-            f"Model {name!r} gives {'vectors' if link.model.kind == 'embedding' else 'texts'}: ask it at "
-            f"{' or '.join(link.model.endpoints)}, not at {endpoint}.",
-            param="model",
-            code="invalid_value",
-        )
-    return link
-
-
-def _asked(body: Generating | EmbeddingRequest, link: Link, request: Request, *, strict: bool) -> Asked:
-    inputs, parameters = inputs_and_parameters(body, link.model, strict=strict)
-    # Triton traces a request with a context in full, even where its flag says that nobody does.
-    is_sampled = _SAMPLED.fullmatch(request.headers.get(_HANDED_ON[0], "")) is not None
-    headers = {name: request.headers[name] for name in _HANDED_ON if is_sampled and name in request.headers}
-    return Asked(inputs, parameters, headers, request.state.request_id)
-
-
-async def _generate(prepare: Callable[[], Awaitable[Generation]], body: Generating, request: Request) -> Response:
-    """Answer a request for texts, at once or as a stream."""
-
-    async def begin() -> Response:
-        generation = await prepare()
-        if not body.stream:
-            return JSONResponse(await generation.whole())
-        events = generation.events()
-        # What fails before the first part has a status of its own.
-        return EventStream(await anext(events), events)
-
-    return await until_gone(request.receive, begin()) or Response(status_code=CALLER_GONE)
-
-
-async def _embed(backend: Backend, body: EmbeddingRequest, request: Request, *, strict: bool) -> Response:
-    texts = [encode_text(text, "input") for text in body.texts]
-    link = await _find(backend, body.model, "/v1/embeddings")
-    size = link.model.output.shape[0]
-    # Cutting a vector short is right for few models, and none says that it is one of them.
-    if body.dimensions is not None and body.dimensions != size:
-        raise OpenAIError(
-            400,
-            f"dimensions: model {body.model!r} gives vectors of {'one size' if size < 0 else size}, which are not cut: "
-            f"leave it out; got {body.dimensions}.",
-            param="dimensions",
-            code="unsupported_parameter",
-        )
-    answers = await backend.ask_batch(link, texts, _asked(body, link, request, strict=strict))
-    data = []
-    for index, answer in enumerate(answers):
-        vector = np.asarray(answer[link.model.output.name], "<f4").ravel()
-        if not np.isfinite(vector).all():
-            raise model_failed(body.model, f"it gave a vector for input[{index}] with numbers that are not finite.")
-        shown = base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
-    if link.model.counts:
-        count = sum(int(np.sum(answer["prompt_tokens"])) for answer in answers)
-    else:
-        # Clients that add it up break without; so it is there, and the page says what it is.
-        count = sum(-(-len(text.decode()) // _CHARACTERS_PER_TOKEN) for text in texts)
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage})

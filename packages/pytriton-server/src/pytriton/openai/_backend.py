@@ -85,6 +85,7 @@ class Backend:
     Args:
         url: The server.
         names: The models that may be asked; None are all that fit.
+        aliases: Further names of models, with the models.
         access_token: The token of the server.
         tls: Certificates, for an encrypted address.
         timeout_s: How long an answer may take, and each part of a stream.
@@ -98,6 +99,7 @@ class Backend:
         url: str,
         *,
         names: Sequence[str] | None,
+        aliases: Mapping[str, str],
         access_token: str | None,
         tls: TlsSettings | None,
         timeout_s: float,
@@ -105,6 +107,7 @@ class Backend:
         parsed = TritonUrl.from_url(url)
         self._url = parsed.with_scheme
         self._names = None if names is None else frozenset(names)
+        self._aliases = aliases
         self._access_token = access_token
         self._tls = tls
         self._timeout_s = timeout_s
@@ -121,6 +124,7 @@ class Backend:
         Raises:
             OpenAIError: There is none of the name, it is not ready, or not for these endpoints.
         """
+        name = self._aliases.get(name, name)
         link = self._links.get(name)
         if link is not None and time.monotonic() - link.checked < _FRESH_S:
             return link
@@ -140,8 +144,8 @@ class Backend:
         link.checked = time.monotonic()
         return link
 
-    async def find_all(self) -> list[Link]:
-        """Return the models that can be asked now.
+    async def find_all(self) -> dict[str, Link]:
+        """Return the models that can be asked now, by all of their names.
 
         Raises:
             OpenAIError: The server does not answer, or tells nobody of its models.
@@ -157,10 +161,10 @@ class Backend:
                     raise OpenAIError(500, f"{text} of models. {error}", code="models_unknown", retry=False) from error
                 raise _unreachable(error) from error
             names = sorted(name for name, versions in known.items() if any(it.is_loaded for it in versions))
-        links = []
-        for name in names:
+        links = {}
+        for name in sorted({*names, *self._aliases}):
             try:
-                links.append(await self.find(name))
+                links[name] = await self.find(name)
             except OpenAIError as error:
                 # One that is not ready, or has gone meanwhile, is not listed.
                 if error.status == 503 and error.param is None:
@@ -196,22 +200,29 @@ class Backend:
         except PyTritonClientError as error:
             raise from_client_error(error, name) from error
 
-    async def ask_batch(self, link: Link, texts: Sequence[bytes], asked: Asked) -> list[Mapping[str, Any]]:
-        """Return the answer of a model for each text; as many as it takes at once travel together.
+    async def ask_batch(self, link: Link, texts: Sequence[Sequence[bytes]], asked: Asked) -> list[Mapping[str, Any]]:
+        """Return the answer of a model for each sample; as many as it takes at once travel together.
+
+        Args:
+            link: The model.
+            texts: Of each sample, a text for each input that is not optional.
+            asked: The rest of the request.
 
         Raises:
             OpenAIError: The model cannot be asked, or fails.
         """
         model = link.model
         most = model.spec.max_batch_size if model.spec.batching else 1
-        shape = (-1,) + (1,) * len(model.prompt.shape)
 
-        async def ask(part: Sequence[bytes], client: AsyncioModelClient) -> list[Mapping[str, Any]]:
-            array = np.array(part, object).reshape(shape)
+        async def ask(part: Sequence[Sequence[bytes]], client: AsyncioModelClient) -> list[Mapping[str, Any]]:
+            given = {
+                tensor.name: np.array([sample[at] for sample in part], object).reshape((-1,) + (1,) * len(tensor.shape))
+                for at, tensor in enumerate(model.texts)
+            }
             if not model.spec.batching:
-                return [await client.infer_sample(**asked.inputs, **{model.prompt.name: array[0]})]
+                return [await client.infer_sample(**asked.inputs, **{name: array[0] for name, array in given.items()})]
             rows = {name: np.repeat(value[np.newaxis], len(part), 0) for name, value in asked.inputs.items()}
-            result = await client.infer_batch(**rows, **{model.prompt.name: array})
+            result = await client.infer_batch(**rows, **given)
             return [{name: values[row] for name, values in result.items()} for row in range(len(part))]
 
         async with link.used() as client:
@@ -261,7 +272,8 @@ class Backend:
             raise _unknown(name)
         try:
             config = await asyncio.to_thread(self._control.model_config, name)
-            return read_model(config)
+            # A tokenizer is a file, which is read once.
+            return await asyncio.to_thread(read_model, config)
         except ControlError as error:
             if error.reason is None:
                 raise _unreachable(error) from error

@@ -13,10 +13,10 @@ from pytriton.openai._errors import OpenAIError
 from pytriton.openai._generation import Wishes
 from pytriton.openai._messages import read_messages
 from pytriton.openai._models import LOGPROBS, TOOL_CALLS, TOOL_PARSER, ServedModel
-from pytriton.openai._requests import ChatRequest, make_tensor, unsupported
+from pytriton.openai._requests import ChatRequest, TokenizeRequest, make_tensor, unsupported
 from pytriton.openai._structured import SCHEMA, AnswerCheck, read_response_format
 
-__all__ = ["Chat", "read_chat"]
+__all__ = ["Chat", "read_chat", "render_prompt"]
 
 
 @dataclass
@@ -51,7 +51,7 @@ def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
         if not ("documents" in model.options or model.chat_template.shows("documents")):
             raise unsupported("documents", body.model, model.options)
         variables["documents"] = given["documents"] = body.documents
-    check = None if body.response_format is None else read_response_format(body.response_format)
+    check = read_response_format(body.response_format) if body.response_format else None
     if check is not None:
         given |= _read_form(body, model, check)
     if body.logprobs or body.top_logprobs:
@@ -74,9 +74,23 @@ def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
     )
 
 
+def render_prompt(body: TokenizeRequest, model: ServedModel) -> str:
+    """Return the text that a model gets for messages.
+
+    Raises:
+        OpenAIError: They are none that the model takes.
+    """
+    told = read_messages(body.messages or [], model)
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    variables["add_generation_prompt"] = body.add_generation_prompt
+    if body.tools:
+        variables["tools"] = body.tools
+    return model.chat_template.render(told.messages, variables, model.spec.model_name)
+
+
 def _read_tools(body: ChatRequest, model: ServedModel) -> list[dict[str, Any]]:
     """Return the tools that the model may call."""
-    choice = body.tool_choice
+    choice = body.tool_choice or None
     if not body.tools or choice == "none":
         if choice in (None, "none", "auto"):
             return []

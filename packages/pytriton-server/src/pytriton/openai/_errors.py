@@ -95,6 +95,8 @@ def from_validation(problems: Sequence[Mapping[str, Any]]) -> OpenAIError:
     first = problems[0]
     if first["type"] == "json_invalid":
         return OpenAIError(400, f"Expected a body of JSON: {first['ctx']['error']}.", code="invalid_json")
+    if first["type"] == "too_deep":
+        return OpenAIError(400, f"{first['msg']}.", code="invalid_json")
     path = [str(part) for part in first["loc"] if part != "body"]
     if not path:
         return OpenAIError(

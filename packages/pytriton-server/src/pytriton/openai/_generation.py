@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +16,11 @@ from pytriton.openai._errors import OpenAIError
 from pytriton.openai._requests import MOST_CHOICES, Generating, encode_text
 from pytriton.openai._structured import AnswerCheck
 from pytriton.openai._texts import Part, merged, read_parts
+from pytriton.openai._tokens.tokenizer import Tokenizer
+from pytriton.openai._tokens.usage import Usage
 from pytriton.openai._tool_calls import joined_calls
 
-__all__ = ["CHAT", "COMPLETION", "Generation", "Wishes"]
+__all__ = ["CHAT", "COMPLETION", "Generation", "Wishes", "joined"]
 
 _DONE = "[DONE]"
 
@@ -76,7 +78,8 @@ def _logprobs(part: Part) -> dict[str, Any] | None:
     return {"content": list(part.logprobs), "refusal": None} if part.logprobs else None
 
 
-def _joined(parts: Sequence[Part]) -> Part:
+def joined(parts: Sequence[Part]) -> Part:
+    """Return all that parts say, as one."""
     return Part(
         "".join(part.text for part in parts),
         parts[-1].finish_reason if parts else None,
@@ -147,13 +150,15 @@ class Generation:
             )
         self._stops = body.stops
         self._tells_usage = body.tells_usage
+        self._tells_usage_always = body.tells_usage_always
         self._asked = asked
         self._head = {
             "id": f"{form.prefix}{asked.request_id}",
             "created": int(time.time()),
             "model": body.model,
         }
-        self._counts: dict[int, Mapping[str, int]] = {}
+        # A template writes special tokens itself.
+        self.usage = Usage(self._prompts, self._each, link.model.tokenizer, special=form is COMPLETION)
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer, when all of it is there.
@@ -162,15 +167,14 @@ class Generation:
             OpenAIError: The model fails.
         """
         told: list[list[Part]] = [[] for _ in self._prompts]
-        async with aclosing(self._parts()) as parts:
+        async with aclosing(self.parts()) as parts:
             async for number, part in parts:
                 told[number].append(part)
-        wholes = [_joined(each) for each in told]
+        wholes = [joined(each) for each in told]
         for whole in wholes:
-            self._check(whole)
+            self.check(whole)
         choices = [{"index": number, **self._form.choice(whole)} for number, whole in enumerate(wholes)]
-        usage = self._usage()
-        return {**self._head, "object": self._form.whole, "choices": choices, **({"usage": usage} if usage else {})}
+        return {**self._head, "object": self._form.whole, "choices": choices, "usage": await self.usage.total()}
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Yield the data of the events.
@@ -180,8 +184,10 @@ class Generation:
         """
         begun: set[int] = set()
         said = [Part()] * len(self._prompts)
+        if self._tells_usage_always:
+            await self.usage.begin()
         try:
-            async with aclosing(self._parts()) as parts:
+            async with aclosing(self.parts()) as parts:
                 async for number, part in parts:
                     if self._form.begins and number not in begun:
                         begin = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -189,11 +195,11 @@ class Generation:
                     begun.add(number)
                     if self._wishes.check is not None:
                         # Kept only where it is to be checked.
-                        said[number] = _joined([said[number], part])
+                        said[number] = joined([said[number], part])
                     if not part.is_empty:
                         yield self._event([{"index": number, **self._form.delta(replace(part, finish_reason=None))}])
                     if part.finish_reason is not None:
-                        self._check(said[number])
+                        self.check(said[number])
                         yield self._event([{"index": number, **self._form.delta(Part("", part.finish_reason))}])
         except OpenAIError as error:
             if not begun:
@@ -201,26 +207,41 @@ class Generation:
             # Without the end that a whole answer has.
             yield json.dumps(error.body)
             return
-        if self._tells_usage and (usage := self._usage()):
-            yield self._event([], usage=usage)
+        if self._tells_usage:
+            yield self._event([], usage=await self.usage.total())
         yield _DONE
 
-    async def _parts(self) -> AsyncGenerator[tuple[int, Part], None]:
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """That of the model."""
+        return self._link.model.tokenizer
+
+    async def parts(self) -> AsyncGenerator[tuple[int, Part], None]:
+        """Ask the model, and yield what it says as it comes, each part with the number of its choice.
+
+        Raises:
+            OpenAIError: It cannot be asked, or fails.
+        """
         sources = [self._source(number, prompt) for number, prompt in enumerate(self._prompts)]
         async with aclosing(merged(sources)) as parts:
             async for number, part in parts:
-                if part.finish_reason is not None:
-                    self._counts[number] = part.counts
+                self.usage.add(number, part.counts, part.said)
                 yield number, part
 
-    def _check(self, whole: Part) -> None:
+    def check(self, whole: Part) -> None:
+        """Check a whole text, where it is to be of a form.
+
+        Raises:
+            OpenAIError: It is not.
+        """
         # What was cut short is not whole, and a call or a refusal stands in place of the answer.
         if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
             self._wishes.check.check(whole.text, self._link.model.spec.model_name)
 
     def _source(self, number: int, prompt: bytes) -> AsyncGenerator[Part, None]:
         model = self._link.model
-        text = np.full((1,) * len(model.prompt.shape), prompt, object)
+        # Not `np.full`, which takes away what is zero at the end of bytes.
+        text = np.array([prompt], object).reshape((1,) * len(model.prompt.shape))
         asked = self._asked if len(self._prompts) == 1 else self._variant(number % self._each)
         answers = self._backend.ask(self._link, {model.prompt.name: text}, asked)
         return read_parts(
@@ -240,16 +261,8 @@ class Generation:
         return replace(self._asked, inputs=inputs, parameters=parameters)
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        # Readers of a stream that asked for counts are told in every event that they are not there yet.
-        usage = {"usage": None} if self._tells_usage and self._link.model.counts else {}
+        usage: dict[str, Any] = {}
+        if self._tells_usage:
+            # Readers of a stream that asked for counts are told in every event, if only that they are not there yet.
+            usage = {"usage": self.usage.of(choices[0]["index"]) if choices and self._tells_usage_always else None}
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
-
-    def _usage(self) -> dict[str, int] | None:
-        """Return the counts of tokens; None where the model does not tell them all."""
-        names = self._link.model.counts
-        if not names or any(not counts.keys() >= set(names) for counts in self._counts.values()):
-            return None
-        # All choices of a prompt have that one prompt.
-        prompts = sum(self._counts[at]["prompt_tokens"] for at in range(0, len(self._prompts), self._each))
-        texts = sum(counts["completion_tokens"] for counts in self._counts.values())
-        return {"prompt_tokens": prompts, "completion_tokens": texts, "total_tokens": prompts + texts}

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._models import ServedModel
+from pytriton.openai._requests import MOST_LEVELS, depth_of
 
 __all__ = ["AUDIO", "IMAGES", "Conversation", "read_messages"]
 
@@ -77,12 +78,16 @@ def _read_message(
     read = {**message, "role": role, "content": "" if content is None else content}
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        read["tool_calls"] = [_decoded(call) for call in calls]
+        read["tool_calls"] = [_decoded(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
     return read
 
 
-def _decoded(call: Any) -> Any:
-    """Return a call of a tool as templates expect it: its arguments are values, not the text of JSON."""
+def _decoded(call: Any, where: str) -> Any:
+    """Return a call of a tool as templates expect it: its arguments are values, not the text of JSON.
+
+    Raises:
+        OpenAIError: They are deeper than JSON of a request may be.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -90,6 +95,8 @@ def _decoded(call: Any) -> Any:
         arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         return call
+    if depth_of(arguments) > MOST_LEVELS:
+        raise _unfit(f"{where}.function.arguments", f"at most {MOST_LEVELS} levels of JSON", function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 

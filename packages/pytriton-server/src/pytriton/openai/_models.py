@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import numpy as np
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.management import parse_model_config
 from pytriton.openai._templates import ChatTemplate
+from pytriton.openai._tokens.tokenizer import Tokenizer, read_tokenizer
 from pytriton.openai._tool_calls import TOOL_PARSERS
 
 __all__ = ["CHAT_TEMPLATE", "ENDPOINTS", "ServedModel", "UnfitModelError", "read_model"]
@@ -19,23 +21,33 @@ CHAT_TEMPLATE = "chat_template"
 """The entry of `parameters` in the model's configuration that holds its chat template."""
 TOKENIZER_CONFIG = "tokenizer_config"
 """The entry with the content of a `tokenizer_config.json`, for the template and for the tokens that it names."""
+TOKENIZER = "tokenizer"
+"""The entry with the path of a `tokenizer.json`, or of its folder."""
 TOOL_PARSER = "tool_parser"
 """The entry that says how the model writes calls of tools into its text."""
 
 ENDPOINTS = {
-    "text": ("/v1/chat/completions", "/v1/completions"),
-    "embedding": ("/v1/embeddings",),
+    "text": ("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    "embedding": ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score"),
+    "score": ("/v1/rerank", "/v2/rerank", "/v1/score"),
+    "speech": ("/v1/audio/transcriptions",),
 }
 """Where models of each kind are asked."""
+
+NOUNS = {"text": "texts", "embedding": "vectors", "score": "scores of pairs of texts", "speech": "transcriptions"}
+"""What they give."""
 
 FINISH_REASON = "finish_reason"
 COUNTS = ("prompt_tokens", "completion_tokens")
 TOOL_CALLS, REASONING, REFUSAL, LOGPROBS = "tool_calls", "reasoning_content", "refusal", "logprobs"
+SPOKEN = ("segments", "words", "language", "duration")
+"""What a model that takes audio may tell of it beside the text."""
+_AUDIO = ("audio", "file")
 _TEXTS_BESIDE = (FINISH_REASON, TOOL_CALLS, REASONING, REFUSAL, LOGPROBS)
 
 
 class UnfitModelError(ValueError):
-    """A model that neither takes text nor gives text or vectors; its text says which of that."""
+    """A model that takes no text, or gives what these endpoints do not tell; its text says which of that."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +56,25 @@ class ServedModel:
 
     Attributes:
         spec: Its tensors.
-        kind: Whether it gives texts or vectors.
-        prompt: The input for the text.
+        kind: Whether it gives texts, vectors, scores of pairs of texts, or the text of audio.
+        prompt: The input for the text, or for the audio; of pairs for the query.
         output: The output that is given back.
         chat_template: Its chat template.
         tool_parser: How its text is read for calls of tools; None where it is not.
+        tokenizer: What it declares; None where it declares none.
+        document: Of pairs the input for the text that is compared with the query.
+        most_tokens: How many it takes at once, as its tokenizer's configuration says; None where that says nothing.
     """
 
     spec: ModelSpec
-    kind: Literal["text", "embedding"]
+    kind: Literal["text", "embedding", "score", "speech"]
     prompt: TensorSpec
     output: TensorSpec
     chat_template: ChatTemplate
     tool_parser: str | None = None
+    tokenizer: Tokenizer | None = None
+    most_tokens: int | None = None
+    document: TensorSpec | None = None
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -66,7 +84,12 @@ class ServedModel:
     @property
     def options(self) -> dict[str, TensorSpec]:
         """Its optional inputs by name, which take fields of requests."""
-        return {tensor.name: tensor for tensor in self.spec.inputs if tensor is not self.prompt}
+        return {tensor.name: tensor for tensor in self.spec.inputs if tensor not in self.texts}
+
+    @property
+    def texts(self) -> tuple[TensorSpec, ...]:
+        """Its inputs for texts, which are not optional."""
+        return (self.prompt,) if self.document is None else (self.prompt, self.document)
 
     @property
     def output_names(self) -> frozenset[str]:
@@ -81,10 +104,8 @@ class ServedModel:
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """Its outputs that count tokens; all that its kind has to tell, or none."""
-        wanted = COUNTS if self.kind == "text" else COUNTS[:1]
-        names = {tensor.name for tensor in self.spec.outputs}
-        return wanted if names.issuperset(wanted) else ()
+        """Its outputs that count tokens."""
+        return tuple(name for name in COUNTS if name in self.output_names)
 
 
 def read_model(config: Mapping[str, Any]) -> ServedModel:
@@ -99,34 +120,71 @@ def read_model(config: Mapping[str, Any]) -> ServedModel:
     """
     spec = parse_model_config(config, None)
     needed = [tensor for tensor in spec.inputs if not tensor.optional]
-    if len(needed) != 1 or not _holds_one_text(needed[0]):
+    if len(needed) not in (1, 2) or not all(map(_holds_one_text, needed)):
         raise UnfitModelError(
-            f"expected one input that is not optional, of strings and with the shape (1,); it has {_describe(needed)}"
+            "expected one input that is not optional, of strings and with the shape (1,), or two of them for a query "
+            f"and a document; it has {_describe(needed)}"
         )
+    is_speech = len(needed) == 1 and needed[0].name in _AUDIO
     extra = [
         tensor
         for tensor in spec.outputs
-        if not (tensor.name in COUNTS and np.issubdtype(tensor.dtype, np.integer))
+        if not (is_speech and tensor.name in SPOKEN)
+        and not (tensor.name in COUNTS and np.issubdtype(tensor.dtype, np.integer))
         and not (tensor.name in _TEXTS_BESIDE and tensor.dtype is np.bytes_)
     ]
     parameters = {name: value.get("string_value") for name, value in (config.get("parameters") or {}).items()}
+    tokenizer_config = parameters.get(TOKENIZER_CONFIG)
     try:
-        template = ChatTemplate.read(parameters.get(CHAT_TEMPLATE), parameters.get(TOKENIZER_CONFIG))
+        template = ChatTemplate.read(parameters.get(CHAT_TEMPLATE), tokenizer_config)
+        path = parameters.get(TOKENIZER)
+        tokens = (None if path is None else read_tokenizer(path), _most_tokens(tokenizer_config))
     except ValueError as error:
         raise UnfitModelError(str(error)) from error
+    if len(needed) == 2:
+        return _read_scoring(spec, needed, extra, template, tokens)
     if len(extra) == 1 and extra[0].dtype is np.bytes_:
         parser = parameters.get(TOOL_PARSER)
         if parser is not None and parser not in TOOL_PARSERS:
             raise UnfitModelError(f"its {TOOL_PARSER} is {parser!r}: expected one of {', '.join(TOOL_PARSERS)}")
-        return ServedModel(spec, "text", needed[0], extra[0], template, parser)
+        return ServedModel(spec, "speech" if is_speech else "text", needed[0], extra[0], template, parser, *tokens)
     if len(extra) == 1 and np.issubdtype(extra[0].dtype, np.floating) and len(extra[0].shape) == 1:
         if spec.decoupled:
             raise UnfitModelError("it gives vectors and is decoupled: an embedding is one answer")
-        return ServedModel(spec, "embedding", needed[0], extra[0], template)
+        return ServedModel(spec, "embedding", needed[0], extra[0], template, None, *tokens)
     raise UnfitModelError(
         f"expected one output of strings, or one of floats with one axis, beside {', '.join(_TEXTS_BESIDE + COUNTS)}; "
         f"it has {_describe(extra)}"
     )
+
+
+def _read_scoring(
+    spec: ModelSpec,
+    needed: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    template: ChatTemplate,
+    tokens: tuple[Tokenizer | None, int | None],
+) -> ServedModel:
+    """Return a model that compares two texts.
+
+    Raises:
+        UnfitModelError: It gives something else than a score.
+    """
+    is_score = len(outputs) == 1 and np.issubdtype(outputs[0].dtype, np.floating) and outputs[0].shape in ((), (1,))
+    if not is_score or spec.decoupled:
+        raise UnfitModelError(
+            "with two inputs of strings, a query and a document, expected one output of floats with the shape (1,), "
+            f"not decoupled; it has {_describe(outputs)}"
+        )
+    # By their order, unless their names say something else.
+    query, document = sorted(needed, key=lambda tensor: tensor.name == "document")
+    return ServedModel(spec, "score", query, outputs[0], template, None, *tokens, document)
+
+
+def _most_tokens(tokenizer_config: str | None) -> int | None:
+    told = json.loads(tokenizer_config).get("model_max_length") if tokenizer_config is not None else None
+    # Where it is not known, `transformers` writes a number that no text has.
+    return int(told) if isinstance(told, (int, float)) and 0 < told < 2**31 else None
 
 
 def _holds_one_text(tensor: TensorSpec) -> bool:

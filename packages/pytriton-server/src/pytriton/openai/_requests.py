@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._models import ServedModel
 
 __all__ = [
+    "Body",
     "ChatRequest",
     "CompletionRequest",
+    "DetokenizeRequest",
     "EmbeddingRequest",
     "Generating",
+    "RerankRequest",
+    "ScoreRequest",
+    "TokenizeRequest",
+    "TranscriptionRequest",
+    "depth_of",
     "encode_text",
     "inputs_and_parameters",
     "make_tensor",
+    "read_texts",
     "unsupported",
 ]
 
@@ -29,6 +38,10 @@ _logger = logging.getLogger(__name__)
 
 MOST_CHOICES = 128
 """How many choices one request may ask for."""
+MOST_LEVELS = 128
+"""How deep the JSON of a request may be."""
+MOST_TEXTS = 2048
+"""How many texts one request may ask for vectors of."""
 MOST_STOPS = 16
 
 # What a model takes as an optional input of the name, and else as a parameter of its request.
@@ -44,43 +57,76 @@ _IGNORED = frozenset(
     )
 )
 # What would be another answer is refused where a model does not declare it; but not with one of these values, beside
-# null, with which a field asks for nothing that is not done anyway.
+# those that are empty, with which a field asks for nothing that is not done anyway.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "documents": ([],),
-    "echo": (False,),
+    "documents": (),
+    "echo": (),
     "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
+    "functions": (),
+    "logit_bias": (),
+    "logprobs": (),
     "modalities": (["text"],),
     "prediction": (),
     "response_format": ({"type": "text"},),
-    "stream": (False,),
-    "suffix": ("",),
+    "stream": (),
+    "suffix": (),
     "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
+    "tools": (),
+    "top_logprobs": (),
     "web_search_options": (),
 }
+# Each asks for something although it is empty: for the token that was taken, for a search as it is by default.
+_ASKING = (("logprobs", int), ("web_search_options", dict))
 # Fields that nobody knows are named in the log, once each, so many at most: callers make names up.
 _MOST_NAMED = 100
 _named: set[str] = set()
-_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class _Body(BaseModel):
+def depth_of(value: Any) -> int:
+    """Return how many levels of objects and lists a value of JSON has."""
+    depth, level = 0, [value] if isinstance(value, (dict, list)) else []
+    while level:
+        depth += 1
+        level = [
+            it
+            for each in level
+            for it in (each.values() if isinstance(each, dict) else each)
+            if isinstance(it, (dict, list))
+        ]
+    return depth
+
+
+class Body(BaseModel):
+    """A request for a model."""
+
     # Of fields that are not known, `inputs_and_parameters` decides.
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
+    # Fields that a model gets where it declares an optional input of the name: what they ask for is done here anyway.
+    told: ClassVar[tuple[str, ...]] = ("model",)
+    # Those that it gets as parameters, where it does not.
+    hints: ClassVar[tuple[str, ...]] = ()
+
     model: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_depth(cls, given: Any) -> Any:
+        # Whatever reads it level by level would fail for one or the other.
+        if depth_of(given) > MOST_LEVELS:
+            raise PydanticCustomError("too_deep", "Expected at most {most} levels of JSON", {"most": MOST_LEVELS})
+        return given
 
-class Generating(_Body):
+
+class Generating(Body):
     """What requests for chats and for completions have in common."""
+
+    told: ClassVar[tuple[str, ...]] = ("model", "stream", "stream_options", "n", "stop")
 
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -103,7 +149,7 @@ class Generating(_Body):
         Raises:
             OpenAIError: There are too many, or an empty one.
         """
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = ([self.stop] if isinstance(self.stop, str) else self.stop) if self.stop else []
         if len(stops) > MOST_STOPS or "" in stops:
             raise OpenAIError(
                 400,
@@ -120,10 +166,9 @@ class Generating(_Body):
         Raises:
             OpenAIError: It has options for a stream that are not known, or that there is no stream for.
         """
-        told = self.stream_options or {}
-        wrong = sorted(name for name, value in told.items() if name not in _STREAM_OPTIONS or type(value) is not bool)
-        if wrong:
-            problem = f"expected true or false for {' and '.join(_STREAM_OPTIONS)}; got {told!r:.200}"
+        told = {name: value for name, value in (self.stream_options or {}).items() if value not in (None, False)}
+        if any(name not in _STREAM_OPTIONS or value is not True for name, value in told.items()):
+            problem = f"expected true or false for {', '.join(_STREAM_OPTIONS)}; got {told!r:.200}"
         elif told.get("include_obfuscation"):
             problem = "include_obfuscation is not supported by this server: leave it out, or say false"
         elif told and not self.stream:
@@ -132,9 +177,16 @@ class Generating(_Body):
             return bool(told.get("include_usage"))
         raise OpenAIError(400, f"stream_options: {problem}.", param="stream_options", code="invalid_value")
 
+    @property
+    def tells_usage_always(self) -> bool:
+        """Whether each event of a stream is to have the counts so far."""
+        return self.tells_usage and bool((self.stream_options or {}).get("continuous_usage_stats"))
+
 
 class ChatRequest(Generating):
     """The body of `POST /v1/chat/completions`."""
+
+    told = (*Generating.told, "max_completion_tokens", "chat_template_kwargs")
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -152,31 +204,85 @@ class CompletionRequest(Generating):
 
     prompt: str | list[Any]
 
-    @property
-    def prompts(self) -> list[str]:
-        """The texts to be continued.
 
-        Raises:
-            OpenAIError: It has tokens in place of texts, none, or too many.
-        """
-        return _texts(self.prompt, "prompt", MOST_CHOICES)
-
-
-class EmbeddingRequest(_Body):
+class EmbeddingRequest(Body):
     """The body of `POST /v1/embeddings`."""
+
+    told = ("model", "encoding_format", "dimensions")
 
     input: str | list[Any]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
+
+class RerankRequest(Body):
+    """The body of `POST /v1/rerank`, as Jina has it, and of `POST /v2/rerank`, as Cohere has it."""
+
+    query: str
+    documents: list[Any]
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(Body):
+    """The body of `POST /v1/score`: two sides, by their names of before or of now."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+
     @property
-    def texts(self) -> list[str]:
-        """The texts.
+    def sides(self) -> tuple[tuple[str, str], tuple[list[str], list[str]]]:
+        """The names of the two sides, and the texts of each.
 
         Raises:
-            OpenAIError: It has tokens in place of texts, none, or too many.
+            OpenAIError: One of them is missing.
         """
-        return _texts(self.input, "input", 2048)
+        names = ("text_1", "text_2") if self.queries is None else ("queries", "documents")
+        given = [getattr(self, name) for name in names]
+        if None in given:
+            name = names[given.index(None)]
+            raise OpenAIError(400, f"{name}: expected a text, or a list of texts.", param=name, code="invalid_value")
+        first, second = ([side] if isinstance(side, str) else list(side) for side in given)
+        return names, (first, second)
+
+
+class TranscriptionRequest(Body):
+    """The fields of the form of `POST /v1/audio/transcriptions`, beside the file."""
+
+    # A form has texts alone.
+    model_config = ConfigDict(extra="allow", strict=False, protected_namespaces=())
+    told = ("model", "stream", "response_format", "timestamp_granularities", "include")
+    hints = ("language", "prompt")
+
+    language: str | None = None
+    prompt: str | None = None
+    response_format: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    timestamp_granularities: list[str] | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+
+
+class TokenizeRequest(Body):
+    """The body of `POST /tokenize`: a prompt, or messages of a chat."""
+
+    model: str | None = None  # type: ignore[assignment] # where there is one alone
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None  # type: ignore[assignment] # where there is one alone
+    tokens: list[int]
 
 
 def encode_text(text: str, param: str) -> bytes:
@@ -194,7 +300,7 @@ def encode_text(text: str, param: str) -> bytes:
 
 
 def inputs_and_parameters(
-    body: Generating | EmbeddingRequest, model: ServedModel, *, strict: bool = False
+    body: Body, model: ServedModel, *, strict: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the optional inputs that a request gives a model, and the parameters.
 
@@ -206,10 +312,12 @@ def inputs_and_parameters(
     Raises:
         OpenAIError: The request asks for what neither the model nor these endpoints have.
     """
-    values = {name: getattr(body, name, None) for name in _SAMPLING}
+    options = model.options
+    values = {name: getattr(body, name, None) for name in (*_SAMPLING, *body.hints)}
+    told = {name: getattr(body, name, None) for name in body.told if name in options}
+    values |= {name: value for name, value in told.items() if value not in ("", [])}
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         values["max_tokens"] = body.max_completion_tokens
-    options = model.options
     for name, value in (body.model_extra or {}).items():
         if name in options:
             values[name] = value
@@ -245,8 +353,13 @@ def unsupported(name: str, model: str, options: Collection[str], advice: str = "
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
-    # Equal in Python are 0 and False as well, which are different wishes: `logprobs` of a completion may be 0.
-    return value is None or any(value == it and type(value) is type(it) for it in _REFUSED.get(name, ()))
+    if value is None:
+        return True
+    if name not in _REFUSED:
+        return False
+    # Equal in Python are 0 and False as well, which are different wishes.
+    is_empty = not value and (name, type(value)) not in _ASKING
+    return is_empty or any(value == it and type(value) is type(it) for it in _REFUSED[name])
 
 
 def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
@@ -287,16 +400,35 @@ def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
     return array
 
 
-def _texts(given: str | Sequence[Any], param: str, most: int) -> list[str]:
-    texts = [given] if isinstance(given, str) else list(given)
-    if not texts or len(texts) > most:
-        problem = f"{len(texts)} of them"
-    elif not all(isinstance(it, str) for it in texts):
-        problem = "tokens, which the server cannot tell a model: send the text"
-    elif "" in texts:
-        problem = "an empty text" if param == "input" else ""
-    else:
-        problem = ""
+def read_texts(given: str | Sequence[Any], param: str, most: int, model: ServedModel) -> list[str]:
+    """Return the texts of a prompt or an input, each a text or a list of tokens.
+
+    Args:
+        given: One, or a list of them.
+        param: The field.
+        most: How many there may be.
+        model: Who is asked: its tokenizer reads tokens.
+
+    Raises:
+        OpenAIError: There is none, too many, or another thing.
+    """
+    each: list[Any] = [given] if isinstance(given, str) or _are_tokens(given) else list(given)
+    problem = ""
+    if not each or len(each) > most:
+        problem = f"{len(each)} of them"
+    elif wrong := [it for it in each if not (isinstance(it, str) or _are_tokens(it))]:
+        problem = f"{wrong[0]!r:.60}"
+    elif param == "input" and any(not it for it in each):
+        problem = "an empty text"
+    elif model.tokenizer is None and not all(isinstance(it, str) for it in each):
+        problem = f"tokens, and model {model.spec.model_name!r} declares no tokenizer that reads them: send the text"
+        problem += (
+            " (LangChain does with OpenAIEmbeddings(check_embedding_ctx_length=False))" if param == "input" else ""
+        )
+    elif model.tokenizer is not None:
+        size = model.tokenizer.size
+        unknown = [token for it in each if not isinstance(it, str) for token in it if not 0 <= token < size]
+        problem = f"a token {unknown[0]}, where the tokenizer of the model has {size}" if unknown else ""
     if problem:
         raise OpenAIError(
             400,
@@ -304,4 +436,12 @@ def _texts(given: str | Sequence[Any], param: str, most: int) -> list[str]:
             param=param,
             code="invalid_value",
         )
-    return texts
+    # What a tokenizer has put around an input, the model puts there itself.
+    return [
+        it if isinstance(it, str) or model.tokenizer is None else model.tokenizer.decode(it, special=param != "input")
+        for it in each
+    ]
+
+
+def _are_tokens(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(it) is int for it in given)

@@ -11,6 +11,7 @@ import referencing
 from jsonschema.validators import extend
 
 from pytriton.openai._errors import OpenAIError, model_failed
+from pytriton.openai._requests import depth_of
 
 __all__ = ["SCHEMA", "AnswerCheck", "read_response_format"]
 
@@ -78,25 +79,13 @@ def read_response_format(given: Any) -> AnswerCheck | None:
             'expected {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
             f'{{"name": ..., "schema": {{...}}}}}}; got {given!r:.100}'
         )
-    if _depth(schema) > _MOST_SCHEMA_DEPTH:
+    if depth_of(schema) > _MOST_SCHEMA_DEPTH:
         raise _invalid(f"expected a schema of at most {_MOST_SCHEMA_DEPTH} levels")
     try:
         _Validator.check_schema(schema)
     except jsonschema.exceptions.SchemaError as error:
         raise _invalid(f"json_schema.schema: {error.json_path}: {error.message:.200}") from None
     return AnswerCheck(schema)
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [
-            it
-            for each in level
-            for it in (each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ())
-        ]
-    return depth
 
 
 def _invalid(problem: str) -> OpenAIError:

@@ -14,7 +14,6 @@ import numpy as np
 
 from pytriton.openai._errors import model_failed
 from pytriton.openai._models import (
-    COUNTS,
     FINISH_REASON,
     LOGPROBS,
     REASONING,
@@ -66,7 +65,7 @@ class Part:
     Attributes:
         text: What follows the parts before.
         finish_reason: Why the text ends with it; None where it goes on.
-        counts: Of the last part: how many tokens there were, by name, as far as the model tells.
+        counts: How many tokens there were so far, by name, as far as the model tells.
         calls: Deltas of calls of tools.
         reasoning: What the model thought.
         refusal: Why it answers nothing.
@@ -75,7 +74,7 @@ class Part:
 
     text: str = ""
     finish_reason: str | None = None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     calls: Sequence[Mapping[str, Any]] = ()
     reasoning: str = ""
     refusal: str = ""
@@ -85,6 +84,14 @@ class Part:
     def is_empty(self) -> bool:
         """Whether it says nothing, its end aside."""
         return not (self.text or self.calls or self.reasoning or self.refusal or self.logprobs)
+
+    @property
+    def said(self) -> str:
+        """All that it says, in whatever way."""
+        if not (self.calls or self.reasoning or self.refusal):
+            return self.text
+        calls = "".join(call["function"].get(name, "") for call in self.calls for name in ("name", "arguments"))
+        return self.reasoning + self.text + self.refusal + calls
 
 
 async def read_parts(
@@ -134,12 +141,14 @@ async def read_parts(
 
     async with aclosing(answers):
         async for answer in answers:
-            counts |= {name: int(np.sum(answer[name])) for name in COUNTS if name in answer}
+            if model.counts:
+                counts = {**counts, **{name: int(np.sum(answer[name])) for name in model.counts if name in answer}}
             if FINISH_REASON in answer:
                 reason = _join(answer[FINISH_REASON]).decode("utf-8", "replace") or reason
             text, calls = without_calls(filtered.feed(decode(_output(answer, model.output.name))))
             part = Part(
                 text,
+                counts=counts,
                 calls=[*deltas.read(_output(answer, TOOL_CALLS).decode("utf-8", "replace")), *calls],
                 reasoning=decode_reasoning(_output(answer, REASONING)),
                 refusal=decode_refusal(_output(answer, REFUSAL)),

@@ -6,10 +6,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
 
@@ -24,7 +24,7 @@ __all__ = ["API_KEY_VARIABLE", "EndpointError", "OpenAiGuest", "openai_command"]
 API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
 """Where the API key is looked for."""
 
-_NEEDED = ("fastapi", "uvicorn", "jinja2", "jsonschema")
+_NEEDED = ("fastapi", "uvicorn", "jinja2", "jsonschema", "python_multipart")
 _INSTALL = 'pip install "pytriton-server[openai]"'
 _BACKLOG = 2048
 
@@ -55,12 +55,19 @@ def openai_command(
         typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
     ] = None,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates of the authorities to trust.")] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="A further name that a model may be asked by; repeatable."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse fields that are not known, in place of naming them in the log.")
+    ] = False,
     descriptor: Annotated[int | None, typer.Option(hidden=True, help="A socket that is bound, from serve.")] = None,
 ) -> None:
     """Answer callers of the OpenAI API with the models of a running server, until Ctrl+C or SIGTERM.
 
-    Models that take a text and give a text answer chats and completions; those that give a vector, embeddings. Needs
-    the extra openai.
+    Models that take a text and give a text answer chats and completions; those that give a vector, embeddings; those
+    that compare two texts, ranks; those that take audio, transcriptions. Needs the extra openai.
     """
     _check_installed("The command openai")
     from pytriton.client.exceptions import PyTritonClientError
@@ -76,6 +83,8 @@ def openai_command(
             api_key=key,
             access_token=access_token,
             tls=None if ca_file is None else TlsSettings(ca_file=ca_file),
+            aliases=_read_aliases(alias or ()),
+            strict=strict,
         )
         listener = _bind_endpoint(address, port) if descriptor is None else socket.socket(fileno=descriptor)
     except (PyTritonClientError, PyTritonError) as error:
@@ -111,9 +120,24 @@ class OpenAiGuest(Guest):
             help=f"With --openai: holds the API key that callers have to send, in place of {API_KEY_VARIABLE}."
         ),
     ] = None
+    openai_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MODEL", help="With --openai: a further name that a model may be asked by; repeatable."
+        ),
+    ] = None
+    openai_strict: Annotated[
+        bool,
+        typer.Option(
+            "--openai-strict",
+            help="With --openai: refuse fields that are not known, not only name them in the log.",
+        ),
+    ] = False
 
     commands: ClassVar = {"openai": openai_command}
-    in_file: ClassVar = {"openai": range(65536), "openai_key_file": str}
+    in_file: ClassVar = {
+        "openai": range(65536), "openai_key_file": str, "openai_alias": list, "openai_strict": bool
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.openai_key_file is not None:
@@ -124,8 +148,13 @@ class OpenAiGuest(Guest):
         """Check that the endpoints can be started, where they are asked for."""
         if self.openai is not None:
             _check_installed("--openai")
-        elif self.openai_key_file is not None:
-            raise typer.BadParameter("--openai-key-file is for --openai")
+            _read_aliases(self.openai_alias or ())
+            return
+        for option, value in (
+            ("key-file", self.openai_key_file), ("alias", self.openai_alias), ("strict", self.openai_strict)
+        ):  # fmt: skip
+            if value:
+                raise typer.BadParameter(f"--openai-{option} is for --openai")
 
     def describe(self, triton: "Triton") -> Iterator[str]:
         """Yield a line for each model: where it is asked, or why it is not."""
@@ -136,7 +165,7 @@ class OpenAiGuest(Guest):
                 f"the port {self.openai} is to be that of the OpenAI endpoints and one of the server as well: choose "
                 "another with --openai PORT; 0 takes a free one."
             )
-        yield from _describe_endpoints(triton)
+        yield from _describe_endpoints(triton, _read_aliases(self.openai_alias or ()))
         _read_key(self.openai_key_file)
 
     def beside(
@@ -146,7 +175,28 @@ class OpenAiGuest(Guest):
         if self.openai is None:
             return contextlib.nullcontext()
         listener = opened.enter_context(_bind_endpoint(address, self.openai))
-        return _endpoint_beside(triton, listener, self.openai_key_file)
+        options = ["--strict"] if self.openai_strict else []
+        options += ["--api-key-file", str(self.openai_key_file)] if self.openai_key_file is not None else []
+        options += [f"--alias={alias}" for alias in self.openai_alias or ()]
+        return _endpoint_beside(triton, listener, options)
+
+
+def _read_aliases(given: Iterable[Any]) -> dict[str, str]:
+    """Return further names of models, with the models.
+
+    Args:
+        given: Each `NAME=MODEL`.
+
+    Raises:
+        EndpointError: One is not of that form.
+    """
+    aliases = {}
+    for text in given:
+        alias, _, name = text.partition("=") if isinstance(text, str) else ("", "", "")
+        if not alias or not name:
+            raise EndpointError(f"expected an alias as NAME=MODEL, such as gpt-4o=writer; got {text!r}")
+        aliases[alias] = name
+    return aliases
 
 
 def _check_installed(who: str) -> None:
@@ -183,14 +233,15 @@ def _bind_endpoint(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _describe_endpoints(triton: "Triton") -> Iterator[str]:
+def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each model of a server that runs or not: where it is asked, or why it is not.
 
     Args:
         triton: The server.
+        aliases: Further names of models, with the models.
 
     Raises:
-        EndpointError: A chat template cannot be used.
+        EndpointError: A chat template cannot be used, or an alias is of no model.
     """
     from pytriton.openai.serving import UnfitModelError, endpoints_of
 
@@ -202,27 +253,39 @@ def _describe_endpoints(triton: "Triton") -> Iterator[str]:
             continue
         except ValueError as error:
             raise EndpointError(f"model {model.name!r}: {error}") from None
-        yield f"OpenAI: {model.name} at {', '.join(endpoints)}"
+        also = ", ".join(alias for alias, name in aliases.items() if name == model.name)
+        yield f"OpenAI: {model.name}{also and f' (also {also})'} at {', '.join(endpoints)}"
+    names = [model.name for model in triton.describe().models]
+    for alias, name in aliases.items():
+        if name not in names:
+            raise EndpointError(f"the alias {alias!r} is to be of a model {name!r}; there are {', '.join(names)}")
 
 
 @contextlib.contextmanager
-def _endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Path | None) -> Iterator[None]:
+def _endpoint_beside(triton: "Triton", listener: socket.socket, options: Sequence[str]) -> Iterator[None]:
     """Run the endpoints for a server of this process, in a process of its own, until the block ends.
 
     A process of its own, because what they do for each part of each stream would take the interpreter's lock from the
-    callables. One that ends by itself is started again; the socket stays.
+    callables. One that ends by itself is started again, and the socket stays. Where that happens again and again it is
+    given up: nobody listens any more, and the server says that it is not ready.
 
     Args:
         triton: The server, which runs.
         listener: Where they listen.
-        api_key_file: Holds the key.
+        options: Those of the command `openai`.
     """
     from pytriton.triton import run_beside
 
     command = [sys.executable, "-m", "pytriton", "openai", str(triton.grpc_url or triton.http_url)]
-    command += ["--descriptor", str(listener.fileno())]
-    command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
-    with run_beside(triton, command, name="the OpenAI endpoints", descriptors=[listener.fileno()]):
+    command += ["--descriptor", str(listener.fileno()), *options]
+    # Where it is given up, whoever connects is refused and does not wait.
+    with run_beside(
+        triton,
+        command,
+        name="the OpenAI endpoints",
+        descriptors=[listener.fileno()],
+        on_given_up=listener.close,
+    ):
         yield
 
 

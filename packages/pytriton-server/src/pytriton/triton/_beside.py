@@ -1,15 +1,18 @@
 """Programs that run beside a server, each in a process of its own."""
 
+import collections
 import contextlib
 import logging
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from pytriton.proxy_backend.system.threads import keep_on
+from pytriton.proxy_backend.process.worker_process import RestartLimits
+from pytriton.proxy_backend.system.threads import call_safely, keep_on
 from pytriton.server.tritonserver.process import shim_command
 from pytriton.triton._triton import Triton
 
@@ -24,7 +27,13 @@ _GRPC_VARIABLE = "no_grpc_proxy"
 
 @contextlib.contextmanager
 def run_beside(
-    triton: Triton, command: Sequence[str], *, name: str, descriptors: Collection[int] = (), restart: bool = True
+    triton: Triton,
+    command: Sequence[str],
+    *,
+    name: str,
+    descriptors: Collection[int] = (),
+    restart: bool = True,
+    on_given_up: Callable[[], object] | None = None,
 ) -> Iterator[None]:
     """Run a program for a running server, in a process of its own, until the block ends.
 
@@ -40,7 +49,9 @@ def run_beside(
         command: The program and its arguments.
         name: What the log calls it.
         descriptors: Open files that the program inherits, such as a socket that it is to listen at.
-        restart: Whether it is started again when it ends by itself.
+        restart: Whether it is started again when it ends by itself. After five ends within a minute it is given up, and
+            the server says that it is not ready, see `Triton.lose_part`.
+        on_given_up: Called then.
     """
     token = triton.get_access_token()
     environment = {
@@ -48,7 +59,13 @@ def run_beside(
         **_no_proxy(triton.grpc_url or triton.http_url or ""),
         **({"PYTRITON_ACCESS_TOKEN": token} if token else {}),
     }
-    program = _Program(name, [*shim_command(signal.SIGTERM), *command], environment, descriptors, restart)
+
+    def give_up() -> None:
+        if on_given_up is not None:
+            call_safely(on_given_up)
+        triton.lose_part()
+
+    program = _Program(name, [*shim_command(signal.SIGTERM), *command], environment, descriptors, restart, give_up)
     keeper = threading.Thread(target=program.keep, name="pytriton-beside")
     keeper.start()
     try:
@@ -67,21 +84,28 @@ class _Program:
         environment: Mapping[str, str],
         descriptors: Collection[int],
         again: bool,
+        on_given_up: Callable[[], None],
     ) -> None:
         self._name = name
         self._command = command
         self._environment = environment
         self._descriptors = descriptors
         self._again = again
+        self._on_given_up = on_given_up
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._limits = RestartLimits()
+        self._ends: collections.deque[float] = collections.deque(maxlen=self._limits.max_crashes)
 
     def keep(self) -> None:
-        """Run the program, again and again if it is to be started again, until `end` is called."""
+        """Run the program, again and again if it is to be started again, until `end` is called or it is given up."""
         while not self._is_over.is_set():
             # A failure means that the system starts no process just now.
             if keep_on(self._run_once, f"The process of {self._name} cannot be looked after") and not self._again:
+                return
+            if self._is_lost:
+                keep_on(self._give_up, f"What is lost with {self._name} cannot be told")
                 return
             self._is_over.wait(_PAUSE_S)
 
@@ -97,6 +121,19 @@ class _Program:
             process.kill()
             keeper.join()
 
+    @property
+    def _is_lost(self) -> bool:
+        ends = self._ends
+        return len(ends) == self._limits.max_crashes and ends[-1] - ends[0] < self._limits.crash_window_s
+
+    def _give_up(self) -> None:
+        logger.error(
+            "The process of %s has ended %d times within %g s: it is given up, and what it has written before says "
+            "why. The server goes on, and says that it is not ready.",
+            self._name, len(self._ends), self._limits.crash_window_s,
+        )  # fmt: skip
+        self._on_given_up()
+
     def _run_once(self) -> None:
         with self._lock:
             if self._is_over.is_set():
@@ -110,7 +147,8 @@ class _Program:
             )
         code = self._process.wait()
         if not self._is_over.is_set():
-            then = ": it is started again." if self._again else "."
+            self._ends.append(time.monotonic())
+            then = ": it is started again." if self._again and not self._is_lost else "."
             logger.error("The process of %s ended with exit code %s%s", self._name, code, then)
 
 

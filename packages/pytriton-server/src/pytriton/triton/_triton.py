@@ -287,16 +287,17 @@ class Triton(TritonBase):
             logger.info("The server was replaced by process %d.", server.process.pid if server.process else 0)
 
     def guard_states(self) -> dict[str, bool]:
-        """Return which protections of the guard are in force, by name.
+        """Return which protections of the guard are in force, by name; empty without one, and where no server runs.
 
         The server is asked for what the guard refuses before it is announced, so this is what was seen, not what was
         hoped for. A protection that nothing has come to yet is left out: some take a model, or a protocol that is off.
-
-        Returns:
-            The protections, and whether each is in force; empty without a guard, and where no server runs.
         """
-        server = self._current()
-        return {} if server is None else server.guard_states
+        return {} if (server := self._current()) is None else server.guard_states
+
+    def lose_part(self) -> None:
+        """Make the server say for good that it is not ready, since what belongs to it was given up. It goes on."""
+        if (server := self._current()) is not None:
+            server.readiness.lose_part()
 
     def run(self) -> None:
         """Start the server in the background and return when all bound models are served. Does nothing if it runs.
@@ -359,8 +360,7 @@ class Triton(TritonBase):
         return self._server if self._session is not None else None
 
     def _ports(self) -> ReservedPorts | None:
-        server = self._current()
-        return None if server is None else server.ports
+        return None if (server := self._current()) is None else server.ports
 
     def _urls(self) -> Sequence[str]:
         return [url for url in (self.http_url, self.grpc_url) if url is not None]

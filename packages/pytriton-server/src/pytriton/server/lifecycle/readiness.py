@@ -22,13 +22,15 @@ from pytriton.server.models.worker_watch import WorkerWatch
 from pytriton.server.tritonserver.version import parse_server_version
 from pytriton.server.workspace import Workspace
 
-__all__ = ["DRAINING", "GATE_NAMES", "NO_WORKERS", "Readiness", "ReadinessGate"]
+__all__ = ["DRAINING", "GATE_NAMES", "LOST_PART", "NO_WORKERS", "Readiness", "ReadinessGate"]
 
 DRAINING = "pytriton-draining"
 """In the list of models while the server is being stopped."""
 NO_WORKERS = "pytriton-no-workers"
 """In the list of models while one of them has no worker."""
-GATE_NAMES = (DRAINING, NO_WORKERS)
+LOST_PART = "pytriton-lost-part"
+"""In the list of models when what runs beside the server has been given up."""
+GATE_NAMES = (DRAINING, NO_WORKERS, LOST_PART)
 
 _CONFIG = f"""\
 backend: "{BACKEND_NAME}"
@@ -58,14 +60,19 @@ class ReadinessGate:
         self._lock = threading.Lock()
         self._closed: set[str] = set()
 
-    def close(self, name: str, control: Control) -> bool:
+    def close(self, name: str, control: Control, again: bool = False) -> bool:
         """Make the server say that it is not ready, for the reason `name`, one of `GATE_NAMES`.
+
+        Args:
+            name: The reason.
+            control: How the server is asked.
+            again: Whether it may be another server than the one that was told before.
 
         Returns:
             Whether it does. It cannot be made to without room for two small files, for example; that is logged.
         """
         with self._lock:
-            if name in self._closed:
+            if name in self._closed and not again:
                 return True
             try:
                 # Without its side file the proxy backend does not come up.
@@ -103,6 +110,17 @@ class ReadinessGate:
                 raise
             shutil.rmtree(self._models / name, ignore_errors=True)
             self._closed.discard(name)
+
+    def hide(self) -> None:
+        """Take what cannot be loaded out of the repository, for a server that is about to load all that is there."""
+        with self._lock:
+            for name in self._closed:
+                shutil.rmtree(self._models / name, ignore_errors=True)
+
+    def close_again(self, control: Control) -> None:
+        """Make the server, which may be another one, say so for all reasons that there are."""
+        for name in sorted(self._closed):
+            self.close(name, control, again=True)
 
     def reset(self) -> None:
         """Remove all traces, for a server that is about to be started again."""
@@ -145,6 +163,7 @@ class Readiness:
         self._gate = ReadinessGate(workspace.model_store_path, self._endpoints, workspace.path / "gate")
         self._control: Control | None = None
         self._watch: WorkerWatch | None = None
+        self._has_lost_part = False
 
     def start(self, control: Control) -> None:
         """Begin to watch the workers of a server that serves its models.
@@ -153,14 +172,24 @@ class Readiness:
             control: How it is asked.
         """
         self._control = control
+        self._gate.close_again(control)
+        if self._has_lost_part:
+            self._gate.close(LOST_PART, control)
         self._watch = WorkerWatch(self._models, self._endpoints, self._on_change, self._look_first)
         self._watch.start()
 
+    def lose_part(self) -> None:
+        """Make the server, and every one that takes its place, say that it is not ready, for good."""
+        self._has_lost_part = True
+        if self._control is not None:
+            self._gate.close(LOST_PART, self._control)
+
     def stop(self) -> None:
-        """End the watch. What the server says stays as it is."""
+        """End the watch. What the server says stays as it is; one that takes its place finds nothing of that."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
+        self._gate.hide()
 
     def reset(self) -> None:
         """Remove all traces from the repository, for a server that is about to be started again."""

@@ -181,7 +181,7 @@ class ServerSession:
         """How requests have ended; None without the guard, which counts them, or the page that shows them."""
         self._folders: ServerFolders | None = None
         self._environment: dict[str, str] = {}
-        self._readiness = Readiness(workspace, lambda: self._host.lasting, self._look_at_files)
+        self.readiness = Readiness(workspace, lambda: self._host.lasting, self._look_at_files)
         self._is_up = False
         self._supervisor: HostSupervisor | None = None
         # While it is replaced, the end of a server may be in order, or no harm.
@@ -320,7 +320,7 @@ class ServerSession:
         if folders is None or ports is None:
             raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
         self._is_up = False
-        self._readiness.reset()
+        self.readiness.reset()
         if self._workspace.is_damaged:
             self._write_anew()
         if self._process is not None:
@@ -373,7 +373,7 @@ class ServerSession:
         make_backends(backends, binary, {BACKEND_NAME: library_path()})
         caches = binary.caches_dir if binary.caches_dir.is_dir() else None
         new_folders = dataclasses.replace(folders, executable=binary.executable, backends=backends, caches=caches)
-        self._readiness.stop()
+        self.readiness.stop()
         self._is_replacing = True
         sockets = ParkedSockets(self._host.endpoints)
         new = new_control = None
@@ -426,7 +426,7 @@ class ServerSession:
             knock(each for each in (ports.http, ports.grpc) if each is not None)
             shutil.rmtree(backends, ignore_errors=True)
             if old.is_running:
-                self._readiness.start(self.control)
+                self.readiness.start(self.control)
             self._end_replacing()
             if (misfit := _misfit(error, binary, new, "The running one goes on. ")) is not None:
                 raise misfit from error
@@ -606,11 +606,11 @@ class ServerSession:
     def _drain(self, deadline: float, linger_s: float | None, hurried: Callable[[], bool]) -> float:
         """Take all models out of service when their requests are answered; return how long the end may take then."""
         process, ports, control = self._process, self._ports, self.control
-        self._readiness.stop()
+        self.readiness.stop()
         if process is None or ports is None or not process.is_running:
             return _END_S
         if not hurried():
-            self._readiness.start_draining()
+            self.readiness.start_draining()
             left = max(0.0, deadline - time.monotonic())
             linger(control, linger_s, most_s=left, ended=lambda seconds: process.wait(seconds) or hurried())
         if process.wait(0.0):
@@ -634,7 +634,7 @@ class ServerSession:
     def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
         has_served = self._is_up
         try:
-            self._readiness.stop()
+            self.readiness.stop()
             if self._metrics_page is not None:
                 self._metrics_page.close()
             if self._process is not None:
@@ -750,7 +750,7 @@ class ServerSession:
         if ended is not None:
             self._is_up = False
             raise ended
-        self._readiness.start(self.control)
+        self.readiness.start(self.control)
 
     def _try_guard(self) -> None:
         self._guard_test = None

@@ -1,0 +1,1 @@
+"""The Responses API: requests as chats, and answers as items and events."""

@@ -1,0 +1,1 @@
+"""Tokens: how many there are, and the tokenizers that models declare."""

@@ -1,0 +1,84 @@
+"""The tokenizer that a model declares, a `tokenizer.json`, as the library `tokenizers` reads it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Tokenizer", "read_tokenizer"]
+
+_INSTALL = "pip install 'pytriton-server[tokenizer]'"
+
+
+class Tokenizer:
+    """Turns texts into tokens and back.
+
+    Args:
+        told: The tokenizer of the library.
+    """
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+        # A file says how its owner has trained; a count is of what was sent.
+        told.no_padding()
+        told.no_truncation()
+        self.size: int = told.get_vocab_size()
+        """How many tokens it has; each is less."""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the tokens of a text.
+
+        Args:
+            text: The text.
+            special: Whether those are added that the tokenizer puts around a text.
+        """
+        return list(self._told.encode(text, add_special_tokens=special).ids)
+
+    def count(self, text: str, *, special: bool = False) -> int:
+        """Return how many tokens a text has; see `encode`."""
+        return len(self._told.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of tokens.
+
+        Args:
+            tokens: Each at least 0 and less than `size`.
+            special: Whether special tokens are written as well.
+        """
+        return str(self._told.decode(list(tokens), skip_special_tokens=not special))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return how the tokenizer writes each token."""
+        return [str(self._told.id_to_token(token)) for token in tokens]
+
+
+def read_tokenizer(path: str) -> Tokenizer:
+    """Return the tokenizer of a file, which is read once as long as it does not change.
+
+    Args:
+        path: A `tokenizer.json`, or the folder with it.
+
+    Raises:
+        ValueError: There is none, it is no tokenizer, or the library is not installed.
+    """
+    file = Path(path)
+    try:
+        file = file / "tokenizer.json" if file.is_dir() else file
+        found = file.stat()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"its tokenizer cannot be read: {error}") from None
+    return _read(str(file), found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: str, _changed: int, _size: int) -> Tokenizer:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError(f"its tokenizer needs the package tokenizers: {_INSTALL}") from None
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_file(path))
+    except Exception as error:  # The library raises nothing more special.
+        raise ValueError(f"its tokenizer {path} cannot be read: {error}") from None

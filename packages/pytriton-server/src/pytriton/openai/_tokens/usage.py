@@ -1,0 +1,110 @@
+"""How many tokens a request has taken: as the model counts them, else its tokenizer, else by an estimate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from pytriton.openai._tokens.tokenizer import Tokenizer
+
+__all__ = ["Usage", "count_tokens"]
+
+_CHARACTERS_PER_TOKEN = 4
+
+
+def count_tokens(text: str, tokenizer: Tokenizer | None, *, special: bool = False) -> int:
+    """Return how many tokens a text has; without a tokenizer about how many, by its length.
+
+    Args:
+        text: The text.
+        tokenizer: That of the model.
+        special: Whether the model puts special tokens around it.
+    """
+    return _estimated(len(text)) if tokenizer is None else tokenizer.count(text, special=special)
+
+
+class Usage:
+    """The tokens of all choices of a request.
+
+    Clients break without counts, so what a model does not count is counted or estimated.
+
+    Args:
+        prompts: The prompt of each choice.
+        each: How many choices in a row have the same prompt.
+        tokenizer: That of the model.
+        special: Whether the model puts special tokens around a prompt.
+    """
+
+    def __init__(self, prompts: Sequence[bytes], each: int, tokenizer: Tokenizer | None, special: bool) -> None:
+        self._prompts = prompts
+        self._each = each
+        self._tokenizer = tokenizer
+        self._special = special
+        self._told: list[Mapping[str, int]] = [{} for _ in prompts]
+        self._characters = [0] * len(prompts)
+        # Kept only for a tokenizer: it counts less in a text than in its parts.
+        self._said: list[list[str]] = [[] for _ in prompts]
+        self._so_far = [(0, 0) for _ in prompts]
+        self._of_prompts: dict[bytes, int] = {}
+
+    def add(self, number: int, told: Mapping[str, int], said: str) -> None:
+        """Count a part of a choice.
+
+        Args:
+            number: The choice.
+            told: What the model has counted so far.
+            said: The text of the part.
+        """
+        self._told[number] = told
+        self._characters[number] += len(said)
+        if self._tokenizer is not None and "completion_tokens" not in told:
+            self._said[number].append(said)
+
+    async def begin(self) -> None:
+        """Count the prompts, for those who want to know counts before the end."""
+        if self._tokenizer is not None:
+            await asyncio.to_thread(lambda: [self._prompt(number) for number in range(len(self._prompts))])
+
+    def of(self, number: int) -> dict[str, int]:
+        """Return the counts of a choice so far."""
+        told = self._told[number].get("completion_tokens")
+        if told is None and self._tokenizer is not None:
+            parts, told = self._so_far[number]
+            said = self._said[number]
+            told += sum(map(self._tokenizer.count, said[parts:]))
+            self._so_far[number] = len(said), told
+        return _shown(self._prompt(number), _estimated(self._characters[number]) if told is None else told)
+
+    async def total(self) -> dict[str, int]:
+        """Return the counts of all choices; the prompt that several share counts once."""
+        # What takes long for long texts is not for the loop.
+        return self._total() if self._tokenizer is None else await asyncio.to_thread(self._total)
+
+    def _total(self) -> dict[str, int]:
+        numbers = range(len(self._prompts))
+        return _shown(sum(map(self._prompt, numbers[:: self._each])), sum(map(self._completion, numbers)))
+
+    def _prompt(self, number: int) -> int:
+        told = self._told[number].get("prompt_tokens")
+        if told is not None:
+            return told
+        prompt = self._prompts[number]
+        if prompt not in self._of_prompts:
+            self._of_prompts[prompt] = count_tokens(prompt.decode(), self._tokenizer, special=self._special)
+        return self._of_prompts[prompt]
+
+    def _completion(self, number: int) -> int:
+        told = self._told[number].get("completion_tokens")
+        if told is not None:
+            return told
+        if self._tokenizer is not None:
+            return self._tokenizer.count("".join(self._said[number]))
+        return _estimated(self._characters[number])
+
+
+def _estimated(characters: int) -> int:
+    return -(-characters // _CHARACTERS_PER_TOKEN)
+
+
+def _shown(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
