@@ -1,0 +1,140 @@
+"""Programs that people build agents with, against the endpoints and a model that answers by rule.
+
+Their packages are many: `hatch run clients:test` runs these tests in an environment that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("jinja2")
+pytest.importorskip("openai")
+
+from pydantic import BaseModel
+
+from openai import OpenAI
+from pytriton.triton import Triton
+from support.language.clerk import clerk
+from support.language.endpoints import Served
+from support.serving import local_config, running
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: str
+    degrees: int
+
+
+def weather(city: str) -> str:
+    """Tell the weather of a city.
+
+    Args:
+        city: Its name.
+    """
+    return f"4 degrees in {city}"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    triton = Triton(config=local_config())
+    triton.bind(clerk)
+    with running(triton), Served(triton) as served:
+        yield f"{served.url}/v1"
+
+
+def test_openai(url: str) -> None:
+    with OpenAI(base_url=url, api_key="none") as client:
+        ask: Any = [{"role": "user", "content": "How is Oslo?"}]
+        parsed = client.chat.completions.parse(model="clerk", messages=ask, response_format=Weather)
+        assert parsed.choices[0].message.parsed == Weather(city="Oslo", degrees=4)
+        response = client.responses.parse(model="clerk", input="How is Oslo?", text_format=Weather)
+        assert response.output_parsed == Weather(city="Oslo", degrees=4)
+
+
+@pytest.mark.parametrize("is_response", [False, True])
+def test_langchain(url: str, is_response: bool) -> None:
+    openai = pytest.importorskip("langchain_openai")
+    messages = pytest.importorskip("langchain_core.messages")
+    model = openai.ChatOpenAI(base_url=url, api_key="none", model="clerk", use_responses_api=is_response)
+    bound = model.bind_tools([weather])
+    said: list[Any] = [messages.HumanMessage("How is Oslo?")]
+    answer = bound.invoke(said)
+    [call] = answer.tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"})
+    said += [answer, messages.ToolMessage(weather(**call["args"]), tool_call_id=call["id"])]
+    last = bound.invoke(said)
+    assert last.text.strip() == "It says 4 degrees in Oslo."
+    assert last.usage_metadata["output_tokens"] == 5
+    streamed = list(bound.stream(said))
+    assert "".join(chunk.text for chunk in streamed).strip() == "It says 4 degrees in Oslo."
+    whole = streamed[0]
+    for chunk in streamed[1:]:
+        whole += chunk
+    for method in ("json_schema", "function_calling"):
+        form = model.with_structured_output(Weather, method=method)
+        assert form.invoke("How is Oslo?") == Weather(city="Oslo", degrees=4)
+
+
+def test_pydantic_ai(url: str) -> None:
+    ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    provider = pytest.importorskip("pydantic_ai.providers.openai").OpenAIProvider(base_url=url, api_key="none")
+    for kind in (models.OpenAIChatModel, models.OpenAIResponsesModel):
+        model = kind("clerk", provider=provider)
+        agent: Any = ai.Agent(model, tools=[weather])
+        assert agent.run_sync("How is Oslo?").output.strip() == "It says 4 degrees in Oslo."
+        for output in (Weather, ai.NativeOutput(Weather)):
+            result = ai.Agent(model, output_type=output).run_sync("How is Oslo?")
+            assert result.output == Weather(city="Oslo", degrees=4)
+            assert result.usage.output_tokens == 5 if not callable(result.usage) else result.usage().output_tokens == 5
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
+def test_instructor(url: str, mode: str) -> None:
+    instructor = pytest.importorskip("instructor")
+    with OpenAI(base_url=url, api_key="none") as client:
+        asking = instructor.from_openai(client, mode=instructor.Mode[mode])
+        ask = [{"role": "user", "content": "How is Oslo?"}]
+        found = asking.chat.completions.create(model="clerk", messages=ask, response_model=Weather)
+        assert found.model_dump() == {"city": "Oslo", "degrees": 4}
+
+
+def test_smolagents(url: str) -> None:
+    smolagents = pytest.importorskip("smolagents")
+    model = smolagents.OpenAIServerModel("clerk", api_base=url, api_key="none")
+    agent = smolagents.ToolCallingAgent(tools=[smolagents.tool(weather)], model=model, max_steps=3, verbosity_level=0)
+    assert agent.run("How is Oslo?") == "4 degrees in Oslo"
+
+
+def test_litellm(url: str) -> None:
+    litellm = pytest.importorskip("litellm")
+    asked: dict[str, Any] = {
+        "model": "openai/clerk", "api_base": url, "api_key": "none",
+        "messages": [{"role": "user", "content": "How is Oslo?"}],
+    }  # fmt: skip
+    assert litellm.completion(**asked).choices[0].message.content.strip() == "It says How is Oslo?."
+    parts = list(litellm.completion(**asked, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts).strip() == "It says How is Oslo?."
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    [call] = litellm.completion(**asked, tools=tools).choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Oslo"}')
+
+
+def test_openai_agents(url: str) -> None:
+    agents = pytest.importorskip("agents")
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    client = AsyncOpenAI(base_url=url, api_key="none")
+    for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+        model = kind(model="clerk", openai_client=client)
+        agent = agents.Agent(name="clerk", tools=[agents.function_tool(weather)], model=model)
+        assert agents.Runner.run_sync(agent, "How is Oslo?").final_output.strip() == "It says 4 degrees in Oslo."
+        form = agents.Agent(name="clerk", model=model, output_type=Weather)
+        assert agents.Runner.run_sync(form, "How is Oslo?").final_output == Weather(city="Oslo", degrees=4)
