@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,34 +15,14 @@ from pytriton.model_config import ModelConfig
 from pytriton.triton import Triton
 from support.callables import X, Y, identity
 from support.clients import KINDS, address_of, ask_all, serving_all
+from support.processes import in_child
 from support.waiting import PATIENCE_S, Held
-
-CHILD_PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Triton]:
     with serving_all() as triton:
         yield triton
-
-
-def in_child(function: Callable[[], object]) -> None:
-    """Call a function in a forked child, and see it return."""
-    with warnings.catch_warnings():
-        # From Python 3.12 on, a fork of a process with threads is warned of.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        threading.Timer(CHILD_PATIENCE_S, os._exit, (2,)).start()
-        status = 1
-        try:
-            function()
-            status = 0
-        except BaseException as error:
-            os.write(2, f"in the child: {error!r}\n".encode())
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

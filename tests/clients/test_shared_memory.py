@@ -37,6 +37,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.callables import X, Y
+from support.processes import forked
 from support.servers import needs_arrays_in_streams
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -400,30 +401,26 @@ def test_client_that_is_dropped_leaves_its_regions_to_the_next_one(url: str) -> 
 def test_child_of_a_fork_has_regions_of_its_own(triton: Triton) -> None:
     url = str(triton.http_url)
     with client_of(url, "fixed") as client:
-        mine = client.infer_sample(LARGE)["y"]
+        mine = [client.infer_sample(LARGE)["y"]]
         parent = registered(url)
         ready, tell = os.pipe()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                theirs = client.infer_sample(LARGE + 1)["y"]
-                del theirs
-                is_right = all(np.array_equal(client.infer_sample(LARGE + n)["y"], LARGE + n + 1) for n in range(3))
-                client.close()
-                # The parent has asked for other things meanwhile, in other regions than that of this array.
-                os.read(ready, 1)
-                code = 0 if is_right and np.array_equal(mine, LARGE + 1) else 2
-            finally:
-                os._exit(code)
-        del mine
-        for number in range(5):
-            assert np.array_equal(client.infer_sample(LARGE + number)["y"], LARGE + number + 1)
-        os.write(tell, b".")
-        _, status = os.waitpid(child, 0)
+
+        def child() -> None:
+            theirs = client.infer_sample(LARGE + 1)["y"]
+            del theirs
+            assert all(np.array_equal(client.infer_sample(LARGE + n)["y"], LARGE + n + 1) for n in range(3))
+            client.close()
+            # The parent has asked for other things meanwhile, in other regions than that of this array.
+            os.read(ready, 1)
+            assert np.array_equal(mine[0], LARGE + 1)
+
+        with forked(child):
+            mine.clear()
+            for number in range(5):
+                assert np.array_equal(client.infer_sample(LARGE + number)["y"], LARGE + number + 1)
+            os.write(tell, b".")
         os.close(ready)
         os.close(tell)
-        assert status == 0
         assert set(registered(url)) & set(parent)
 
 

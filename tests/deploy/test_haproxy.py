@@ -17,9 +17,9 @@ from tritonclient.utils import InferenceServerException
 from support.http import call
 from support.load import under_load
 from support.paths import ROOT
-from support.processes import free_ports, require, while_running
+from support.processes import free_ports, haproxy, require
 from support.serving import ServedFile, is_ready, short_home
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S
 
 APP = """
 from typing import Annotated, TypedDict
@@ -69,14 +69,12 @@ class Balanced:
 
 @pytest.fixture
 def balanced(tmp_path: Path) -> Iterator[Balanced]:
-    program = require("haproxy")
+    require("haproxy")
+    configuration = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
     with short_home() as home, ExitStack() as stack:
         balanced = Balanced(tmp_path, home)
         balanced.processes += [stack.enter_context(server.running()) for server in balanced.servers]
-        with (tmp_path / "haproxy.log").open("wb") as log:
-            command = [program, "-db", "-f", ROOT / "deploy" / "haproxy" / "haproxy.cfg"]
-            stack.enter_context(while_running(command, env=balanced.environment, stdout=log, stderr=log))
-            eventually(lambda: is_ready(balanced.http))
+        with haproxy(configuration, tmp_path, lambda: is_ready(balanced.http), balanced.environment):
             yield balanced
 
 

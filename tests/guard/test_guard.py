@@ -34,6 +34,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
 from pytriton.server.tritonserver.guard import find_guard
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonSecurityConfig
+from support.callables import identity
 from support.faults.raw_http import ask, connect, read_answer
 from support.servers import server_version
 from support.serving import local_config, running, server_pid, short_home
@@ -44,17 +45,13 @@ GENERATE = "/v2/models/same/generate"
 FORM = "Content-Type: application/x-www-form-urlencoded"
 
 
-def same(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
-
-
 def text(requests: Any) -> Any:
     return [{"y": np.full((request["x"].shape[0], 1), b"text", dtype=object)} for request in requests]
 
 
 def bind(triton: Triton) -> Triton:
     x = Tensor(name="x", dtype=np.float32, shape=(-1,))
-    triton.bind("same", same, [x], [Tensor(name="y", dtype=np.float32, shape=(-1,))], config=ModelConfig())
+    triton.bind("same", identity, [x], [Tensor(name="y", dtype=np.float32, shape=(-1,))], config=ModelConfig())
     triton.bind("text", text, [x], [Tensor(name="y", dtype=bytes, shape=(1,))], config=ModelConfig())
     return triton
 
@@ -531,7 +528,7 @@ def test_a_child_that_closes_its_descriptors_takes_nothing_from_the_server(
 
 
 def failing(requests: Any) -> Iterator[Any]:
-    yield same(requests)
+    yield identity(requests)
     raise ValueError("not this one")
 
 

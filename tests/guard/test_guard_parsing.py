@@ -15,6 +15,7 @@ import pytest
 
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import GuardConfig, Triton
+from support.callables import identity
 from support.faults.raw_http import ask, connect, read_answer
 from support.serving import local_config, running, short_home
 from support.waiting import eventually
@@ -24,17 +25,13 @@ GZIP = b"Content-Encoding: gzip\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def same(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
-
-
 @contextmanager
 def serving(guard: GuardConfig, **settings: Any) -> Iterator[Triton]:
     """A server with little memory, or with one thread for HTTP."""
     x, y = (Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in "xy")
     with short_home():
         triton = Triton(config=local_config(**settings), guard=guard)
-        triton.bind("same", same, [x], [y], config=ModelConfig(batching=False))
+        triton.bind("same", identity, [x], [y], config=ModelConfig(batching=False))
         with running(triton):
             yield triton
 

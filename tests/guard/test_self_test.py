@@ -20,6 +20,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
 from pytriton.server.tritonserver.handover import Protection
 from pytriton.triton import GuardConfig, Triton, TritonSecurityConfig
+from support.callables import identity
 from support.serving import local_config, short_home
 from support.waiting import PATIENCE_S
 
@@ -51,15 +52,11 @@ LOST = {
 }
 
 
-def same(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
-
-
 def stream(requests: Any) -> Iterator[Any]:
-    yield same(requests)
+    yield identity(requests)
 
 
-def bind(triton: Triton, infer: Any = same, **config: Any) -> None:
+def bind(triton: Triton, infer: Any = identity, **config: Any) -> None:
     x, y = (Tensor(name=name, dtype=np.float32, shape=(1,)) for name in "xy")
     triton.bind("same", infer, [x], [y], config=ModelConfig(**config))
 
@@ -116,7 +113,7 @@ def test_the_lists_are_the_same() -> None:
 
 @pytest.mark.parametrize("hook", LOST)
 def test_what_is_lost_is_named(hook: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with short_home(), without(hook, tmp_path), started(same, allow_metrics=True, metrics_port=0) as triton:
+    with short_home(), without(hook, tmp_path), started(identity, allow_metrics=True, metrics_port=0) as triton:
         assert warned(caplog) == missing(triton) == LOST[hook]
         with urllib.request.urlopen(str(triton.metrics_url), timeout=PATIENCE_S) as page:
             samples = dict(
@@ -158,7 +155,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("infer", [same, stream])
+@pytest.mark.parametrize("infer", [identity, stream])
 def test_nothing_is_missed_where_all_is_in_force(name: str, infer: Any, caplog: pytest.LogCaptureFixture) -> None:
     with short_home(), started(infer, **CONFIGS[name]) as triton:
         assert not warned(caplog)
@@ -192,7 +189,7 @@ def test_encrypted_grpc_is_no_loss(allow_http: bool, tmp_path: Path, caplog: pyt
     own.private_key_pem.write_to_path(tmp_path / "key.pem")
     files = {"grpc_server_cert": tmp_path / "server.pem", "grpc_server_key": tmp_path / "key.pem"}
     root = {"grpc_root_cert": tmp_path / "ca.pem"}
-    with short_home(), started(same, allow_http=allow_http, grpc_use_ssl=True, **files, **root) as triton:
+    with short_home(), started(identity, allow_http=allow_http, grpc_use_ssl=True, **files, **root) as triton:
         assert not warned(caplog)
         assert not missing(triton)
         assert triton.guard_states()["GRPC_FRONT_END"]
@@ -200,7 +197,7 @@ def test_encrypted_grpc_is_no_loss(allow_http: bool, tmp_path: Path, caplog: pyt
 
 def test_a_new_server_is_tried_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    with short_home(), started(same) as triton:
+    with short_home(), started(identity) as triton:
         triton.replace_server()
         assert not missing(triton)
         assert triton.guard_states()["SHAPES"]

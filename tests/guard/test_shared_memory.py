@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton
+from support.callables import identity
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -28,16 +29,12 @@ SIZE = 4 * PAGE
 numbers = itertools.count()
 
 
-def same(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
-
-
 @pytest.fixture(scope="module")
 def triton() -> Iterator[Triton]:
     with short_home(), running(Triton(config=local_config())) as server:
         for name, dtype in (("numbers", np.float32), ("texts", bytes)):
             tensors = [[Tensor(name=tensor, dtype=dtype, shape=(-1,))] for tensor in "xy"]
-            server.bind(name, same, *tensors, config=ModelConfig(batching=False))
+            server.bind(name, identity, *tensors, config=ModelConfig(batching=False))
         yield server
 
 

@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
 from pytriton.triton import Triton
+from support.callables import identity
 from support.faults.raw_http import ask, connect, read_answer
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -32,26 +33,22 @@ GO_ON = threading.Event()
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 
-def same(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
-
-
 def failing(requests: Any) -> Any:
     raise ValueError("not this one")
 
 
 def same_stream(requests: Any) -> Iterator[Any]:
-    yield same(requests)
+    yield identity(requests)
 
 
 def failing_stream(requests: Any) -> Iterator[Any]:
-    yield same(requests)
+    yield identity(requests)
     raise ValueError("not any more")
 
 
 def slow(requests: Any) -> Any:
     time.sleep(2 * LIMIT_S)
-    return same(requests)
+    return identity(requests)
 
 
 def slow_stream(requests: Any) -> Iterator[Any]:
@@ -60,7 +57,7 @@ def slow_stream(requests: Any) -> Iterator[Any]:
 
 def held(requests: Any) -> Any:
     assert GO_ON.wait(PATIENCE_S)
-    return same(requests)
+    return identity(requests)
 
 
 def long_stream(requests: Any) -> Iterator[Any]:
@@ -72,8 +69,8 @@ def long_stream(requests: Any) -> Iterator[Any]:
 def served() -> Iterator[Triton]:
     triton = Triton(config=local_config())
     x, y = (Tensor(name=name, dtype=np.float32, shape=(1,)) for name in "xy")
-    for model in (same, failing):
-        triton.bind(model.__name__, model, [x], [y], config=ModelConfig(batching=False))
+    for name, model in (("same", identity), ("failing", failing)):
+        triton.bind(name, model, [x], [y], config=ModelConfig(batching=False))
     for stream in (same_stream, failing_stream):
         triton.bind(stream.__name__, stream, [x], [y], config=ModelConfig(batching=False, decoupled=True))
     limited = ModelConfig(batching=False, execution_timeout_s=LIMIT_S)

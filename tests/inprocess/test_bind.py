@@ -24,6 +24,7 @@ from support.callables import (
     X,
     Y,
     function,
+    identity,
     name_of,
     yields_nothing,
     yields_twice,
@@ -393,10 +394,7 @@ def test_the_response_cache_answers_without_the_callable(own_server: inprocess.S
 
 
 def test_a_response_has_the_label_of_its_largest_value(own_server: inprocess.Server) -> None:
-    def same(requests: list[Request]) -> list[Any]:
-        return [{"y": request["x"]} for request in requests]
-
-    own_server.bind("scores", same, X, Y, config=ModelConfig(max_batch_size=8))
+    own_server.bind("scores", identity, X, Y, config=ModelConfig(max_batch_size=8))
     config = chain_config("scores")
     config["output"] = [{**config["output"][0], "label_filename": "labels.txt"}]
     model = own_server.load("labelled", config=config, files={"labels.txt": "cat\ndog\n"})

@@ -43,6 +43,7 @@ from pytriton.inprocess.requests.request import new_request
 from pytriton.inprocess.requests.response import new_response
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
+from support.callables import identity
 from support.servers import has_tracing, needs_tracing
 from support.waiting import PATIENCE_S, eventually
 
@@ -67,10 +68,6 @@ def double(x: Array) -> dict[str, Array]:
     return {"y": x * 2}
 
 
-def same(requests: list[Request]) -> list[Any]:
-    return [{"y": request["x"]} for request in requests]
-
-
 def two_inputs(requests: list[Request]) -> list[Any]:
     return [{"y": request["a"] + request.get("b", 0)} for request in requests]
 
@@ -93,7 +90,7 @@ def fail(requests: list[Request]) -> list[Any]:
 def wait(requests: list[Request]) -> list[Any]:
     entered.set()
     assert release.wait(PATIENCE_S)
-    return same(requests)
+    return identity(requests)
 
 
 def count(requests: list[Request]) -> Iterator[list[Any]]:
@@ -117,7 +114,7 @@ def patient(requests: list[Request]) -> list[Any]:
     entered.set()
     eventually(requests[0].is_cancelled)
     left.put("cancelled")
-    return same(requests)
+    return identity(requests)
 
 
 def _one(name: str, dtype: Any = np.float32, shape: tuple[int, ...] = (-1,), **keywords: Any) -> Tensor:
@@ -129,8 +126,8 @@ def bind_all(server: Server) -> None:
     x, y = [_one("x")], [_one("y")]
     server.bind("double", double, x, y, config=ModelConfig(max_batch_size=8))
     for name, dtype in SAME_TYPES.items():
-        server.bind(name, same, [_one("x", dtype, (-1, -1))], [_one("y", dtype, (-1, -1))], config=plain)
-    server.bind("any", same, x, y, config=plain)
+        server.bind(name, identity, [_one("x", dtype, (-1, -1))], [_one("y", dtype, (-1, -1))], config=plain)
+    server.bind("any", identity, x, y, config=plain)
     server.bind("two", two_inputs, [_one("a", shape=(2,)), _one("b", shape=(2,), optional=True)], y, config=plain)
     server.bind("note", note, x, [_one("y"), _one("z")], config=plain)
     server.bind("fail", fail, x, y, config=plain)
@@ -219,11 +216,11 @@ def test_lists_get_the_type_of_the_model_where_it_holds_them(server: Server) -> 
 
 
 def test_lists_follow_a_model_that_is_loaded_with_another_type(server: Server) -> None:
-    server.bind("changing", same, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
+    server.bind("changing", identity, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
     model = server.model("changing")
     assert ask(model, [1]).outputs["y"].data_type is inprocess.DataType.FP32
     server.unbind("changing")
-    server.bind("changing", same, [_one("x", np.int16)], [_one("y", np.int16)], config=ModelConfig(batching=False))
+    server.bind("changing", identity, [_one("x", np.int16)], [_one("y", np.int16)], config=ModelConfig(batching=False))
 
     assert ask(model, [1]).outputs["y"].data_type is inprocess.DataType.INT16
     server.unbind("changing")
@@ -679,7 +676,7 @@ def test_threads_share_an_iterator(server: Server) -> None:
 
 
 def test_an_answer_that_nobody_reads_keeps_no_model_from_being_unloaded(server: Server) -> None:
-    server.bind("passing", same, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
+    server.bind("passing", identity, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
     x = np.arange(5000, dtype=np.float32)
     unread = [server.model("passing").infer(inputs={"x": x}) for _ in range(3)]
     answers = [np.from_dlpack(next(unread[0]).outputs["y"])]
@@ -720,8 +717,8 @@ def test_memory_stays_flat(server: Server) -> None:
 def test_results_outlive_the_server_and_do_not_hold_it_up() -> None:
     # Triton itself would wait for its exit timeout, here longer than a test may take.
     with Server(exit_timeout=3600) as own:
-        own.bind("same", same, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
-        own.bind("text", same, [_one("x", bytes)], [_one("y", bytes)], config=ModelConfig(batching=False))
+        own.bind("same", identity, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
+        own.bind("text", identity, [_one("x", bytes)], [_one("y", bytes)], config=ModelConfig(batching=False))
         own.bind("count", count, [_one("x")], [_one("y")], config=ModelConfig(batching=False, decoupled=True))
         held = [ask(own.model("same"), np.full(100_000, number, np.float32)) for number in range(5)]
         text = ask(own.model("text"), ["kept"])

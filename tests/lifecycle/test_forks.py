@@ -38,6 +38,7 @@ from support.faults.forks import (
 )
 from support.http import call, infer
 from support.paths import TESTS
+from support.processes import in_child
 from support.python_proxy import proxy, spec
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -91,17 +92,14 @@ def test_a_child_has_nothing_of_ours_open(tmp_path: Path) -> None:
             for model in ("thread", "process"):
                 assert infer(triton.http_url, model, *[DOUBLE] * 300_000)[:2] == [2 * DOUBLE] * 2
             ours = {fd: link for fd, link in open_files().items() if before.get(fd) != link}
-            report = tmp_path / "report"
-            pid = os.fork()
-            if pid == 0:
+
+            def child() -> None:
                 found = {fd: link for fd, link in open_files().items() if fd in ours}
-                left = {link for link in found.values() if link != "/dev/null"}
                 # Numbers that are still taken are closed, once, by the objects that know them.
                 triton.stop()
-                report.write_text(repr(left))
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
-            assert report.read_text() == "set()"
+                assert {link for link in found.values() if link != "/dev/null"} == set()
+
+            in_child(child)
             assert len(ours) > 8
             assert not any("memfd:pytriton-arena" in link for link in ours.values()), ours
             for model in ("thread", "process"):

@@ -19,6 +19,7 @@ from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidatio
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.lifecycle.replacement import wait_standing_by
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonServerExitedError, TritonServerStartError
+from support.callables import identity
 from support.http import call
 from support.servers import fetch_older_server, other_server
 from support.serving import local_config, running, short_home
@@ -48,10 +49,6 @@ class Counting:
     def __call__(self, requests: Any) -> Any:
         self.count += len(requests)
         return [{"y": np.array([self.count])} for _ in requests]
-
-
-def same(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
 
 
 def rising(requests: Any) -> Any:
@@ -189,7 +186,7 @@ def test_the_new_server_serves_where_the_old_one_is_killed_while_callers_move(mo
 
 def test_a_server_that_dies_while_the_new_one_starts_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = Triton(config=local_config())
-    triton.bind("m", same, *TENSORS, config=ModelConfig(batching=False))
+    triton.bind("m", identity, *TENSORS, config=ModelConfig(batching=False))
 
     def killing(*arguments: Any, old: Any, **options: Any) -> None:
         kill(old)
@@ -210,7 +207,7 @@ def called(config: TritonConfig) -> Iterator[tuple[Triton, Callable[[], None]]]:
     Also gives what waits until each of them has got an answer to what it asked from now on.
     """
     triton = Triton(config=config)
-    triton.bind("m", same, *TENSORS, config=ModelConfig(batching=False))
+    triton.bind("m", identity, *TENSORS, config=ModelConfig(batching=False))
     triton.bind("s", rising, *TENSORS, config=ModelConfig(batching=False, decoupled=True))
     ending = threading.Event()
     failures: list[str] = []
@@ -298,7 +295,7 @@ def test_what_cannot_be_replaced_is_refused() -> None:
             triton.replace_server()
         except PyTritonInvalidOperationError as error:
             asked.append(str(error))
-        return same(requests)
+        return identity(requests)
 
     triton.bind("m", asks, *TENSORS, config=ModelConfig(batching=False))
     with running(triton):

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from pytriton.proxy_backend import read_description
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError
 from support.callables import X, Y
 from support.load import under_load
+from support.processes import in_child
 from support.serving import arena_mappings, local_config, queued, running, short_home
 from support.waiting import PATIENCE_S, Held, eventually
 
@@ -495,11 +495,8 @@ def test_stop_ends_a_long_warm_up(home: Path) -> None:
         eventually(lambda: worker_threads("n") == [])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_owns_nothing(triton: Triton) -> None:
-    pid = os.fork()
-    if pid == 0:
-        refused = 0
+    def child() -> None:
         attempts: list[Callable[[], None]] = [
             lambda: triton.bind("n", times(1), X, Y),
             lambda: triton.rebind("m", times(1)),
@@ -507,10 +504,10 @@ def test_a_fork_owns_nothing(triton: Triton) -> None:
             triton.run,
         ]
         for attempt in attempts:
-            try:
+            with pytest.raises(PyTritonInvalidOperationError):
                 attempt()
-            except PyTritonInvalidOperationError:
-                refused += 1
-        os._exit(0 if refused == 4 and not triton.stop() and not triton.is_alive() else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+        assert not triton.stop()
+        assert not triton.is_alive()
+
+    in_child(child)
     assert ask(triton, "m") == 1

@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,47 @@ def free_ports(count: int) -> list[int]:
                 ports.append(port)
                 _given.add(port)
     return ports
+
+
+@contextlib.contextmanager
+def haproxy(
+    configuration: Path, folder: Path, serves: Callable[[], bool], environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Run HAProxy as long as the block, which begins when it serves; its log lies in the folder."""
+    command = [require("haproxy"), "-db", "-f", configuration]
+    with (
+        (folder / "haproxy.log").open("wb") as log,
+        while_running(command, env=environment, stdout=log, stderr=log),
+    ):
+        eventually(serves)
+        yield
+
+
+@contextlib.contextmanager
+def forked(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function in a forked child as long as the block, and see it return then."""
+    with warnings.catch_warnings():
+        # From Python 3.12 on, a fork of a process with threads is warned of.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        threading.Timer(PATIENCE_S, os._exit, (2,)).start()
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException as error:
+            os.write(2, f"in the child: {error!r}\n".encode())
+        finally:
+            os._exit(status)
+    try:
+        yield
+    finally:
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert ended == 0
+
+
+def in_child(function: Callable[[], object]) -> None:
+    """Call a function in a forked child, and see it return."""
+    with forked(function):
+        pass

@@ -15,8 +15,8 @@ import trustme
 
 from pytriton.client import TlsSettings
 from support.clients import KINDS, serving_all
-from support.processes import free_ports, require, while_running
-from support.waiting import PATIENCE_S, eventually
+from support.processes import free_ports, haproxy, require
+from support.waiting import PATIENCE_S
 
 # One thread, so that connections are closed in the order in which their time is over.
 CONFIG = """
@@ -63,7 +63,8 @@ class Proxy(NamedTuple):
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    program, folder = require("haproxy"), tmp_path_factory.mktemp("haproxy")
+    require("haproxy")
+    folder = tmp_path_factory.mktemp("haproxy")
     authority, certificate, configuration = (folder / name for name in ("ca.pem", "server.pem", "haproxy.cfg"))
     signs = trustme.CA()
     signs.cert_pem.write_to_path(authority)
@@ -74,14 +75,12 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         ports = dict(zip(names, free_ports(3), strict=True))
         servers = {"http": urlsplit(str(triton.http_url)).netloc, "grpc": urlsplit(str(triton.grpc_url)).netloc}
         configuration.write_text(CONFIG.format(certificate=certificate, **ports, **servers))
-        log = stack.enter_context((folder / "log").open("wb"))
-        stack.enter_context(while_running([program, "-db", "-f", configuration], stdout=log, stderr=log))
 
         def listens() -> bool:
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", ports["grpcs"])) == 0
 
-        eventually(listens)
+        stack.enter_context(haproxy(configuration, folder, listens))
         yield Proxy({name: f"{name.replace('plain', 'http')}://127.0.0.1:{ports[name]}" for name in names}, authority)
 
 

@@ -31,6 +31,7 @@ from pytriton.triton import (
     VertextAILifecyclePolicy,
     Workspace,
 )
+from support.processes import in_child
 from support.waiting import eventually, wait_for_threads
 
 MakeTriton = Callable[..., Triton]
@@ -668,16 +669,16 @@ def test_a_signal_ends_a_start(make_triton: MakeTriton, silent_server: Path, mon
     assert triton.is_alive()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_end_of_a_fork_leaves_the_server_alone(make_triton: MakeTriton) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)
     triton.run()
-    pid = os.fork()
-    if pid == 0:
+
+    def child() -> None:
         # A child that ran Python's exit handlers would do the same.
-        os._exit(1 if triton.stop() else 0)
-    assert os.waitpid(pid, 0)[1] == 0
+        assert not triton.stop()
+
+    in_child(child)
     assert infer(triton.http_url, "double", [3]) == [6]
 
 

@@ -24,6 +24,7 @@ from pytriton.proxy_backend.process.messages import MAX_LINE_BYTES, LineReader, 
 from pytriton.proxy_backend.process.sender import MessageSender
 from pytriton.proxy_backend.runtime.records import RecordHandler
 from pytriton.proxy_backend.system.escapes import escaped, escaped_lines
+from support.processes import in_child
 
 HOSTILE = [
     "x\nINFO pytriton.access: {not json}",
@@ -228,13 +229,14 @@ def test_a_filter_that_fails_costs_one_record(
 def test_a_forked_child_logs_as_text(capfd: pytest.CaptureFixture[str]) -> None:
     sent: list[str] = []
     handler = RecordHandler(lambda kind, **_: sent.append(kind))
-    pid = os.fork()
-    if pid == 0:
+
+    def child() -> None:
         sys.stderr = os.fdopen(os.dup(2), "w")
         handler.handle(logging.makeLogRecord({"name": "n", "levelno": 40, "levelname": "ERROR", "msg": "forked"}))
         sys.stderr.flush()
-        os._exit(len(sent))
-    assert os.waitpid(pid, 0)[1] == 0
+        assert sent == []
+
+    in_child(child)
     assert capfd.readouterr().err == "ERROR n: forked\n"
 
 
