@@ -255,7 +255,9 @@ def test_other_flags_and_another_compiler_find_nothing_of_the_others(
     monkeypatch.setattr(proxy, "COMPILE_FLAGS", (*proxy.COMPILE_FLAGS, "-DMORE"))
     assert small.build() == ["link", "one.cc", "two.cc"]
     compiler = Path(os.environ["CXX"])
-    compiler.write_text(compiler.read_text().replace("exec ", '[ "$1" != --version ] || echo 99\nexec '))
+    compiler.write_text(
+        compiler.read_text().replace("exec ", 'if [ "$1" = --version ]; then echo 99; exit 1; fi\nexec ')
+    )
     small.library.unlink()
     assert small.build() == ["link", "one.cc", "two.cc"]
     monkeypatch.delenv("PYTRITON_BUILD_OBJECTS")
