@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import logging
+import re
 import select
 import signal
 import socket
@@ -100,7 +101,8 @@ class Server:
 
     def end(self) -> tuple[int, str]:
         out, error = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, out + error
+        # A program without a log says in one line where it serves.
+        return self.process.returncode, out + re.sub(r"pytriton: m served at .*\n", "", error)
 
 
 class Balancer:

@@ -26,7 +26,7 @@ from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
 LENGTH = 5
-SESSION = "pytriton.server.lifecycle.session"
+REPLACEMENT = "pytriton.server.lifecycle.replacement"
 TENSORS = [Tensor((1,), np.int64, name="x")], [Tensor((1,), np.int64, name="y")]
 
 
@@ -87,7 +87,10 @@ def options_of(triton: Triton) -> set[str]:
 def left_files(triton: Triton) -> list[Path]:
     """Return what only a replacement makes in the workspace."""
     workspace = triton._workspace.path
-    return [*workspace.glob("endpoints/*.last"), *list(workspace.glob("backends*"))[1:]]
+    return [
+        *workspace.glob("endpoints/*.last"),
+        *[path for path in workspace.glob("backends*") if any(path.iterdir())][1:],
+    ]
 
 
 def after_standing_by(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], None]) -> None:
@@ -97,7 +100,7 @@ def after_standing_by(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any],
         wait_standing_by(new, *arguments, old=old, **options)
         act(new, old)
 
-    monkeypatch.setattr(f"{SESSION}.wait_standing_by", wrapped)
+    monkeypatch.setattr(f"{REPLACEMENT}.wait_standing_by", wrapped)
 
 
 def kill(process: Any) -> None:
@@ -124,6 +127,7 @@ def test_a_server_is_replaced_and_its_callable_keeps_its_state() -> None:
         )
         assert "--http-thread-count=3" in options_of(triton)
         assert not left_files(triton)
+        assert not triton._workspace.is_damaged
 
         triton.replace_server()
 
@@ -192,7 +196,7 @@ def test_a_server_that_dies_while_the_new_one_starts_is_told_of(monkeypatch: pyt
         kill(old)
         wait_standing_by(*arguments, old=old, **options)
 
-    monkeypatch.setattr(f"{SESSION}.wait_standing_by", killing)
+    monkeypatch.setattr(f"{REPLACEMENT}.wait_standing_by", killing)
     with running(triton):
         with pytest.raises(TritonServerStartError, match="while the one that was to replace it was starting"):
             triton.replace_server()

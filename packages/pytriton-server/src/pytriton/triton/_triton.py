@@ -214,7 +214,7 @@ class Triton(TritonBase):
                     f"There is a model {folder.name!r} already: give the folder another name, or call unbind first."
                 )
             if self._running() is not None and self._server is not None:
-                self._server.load_folder(folder, WAIT_FORM_MODEL_TIMEOUT_S)
+                self._server.files.load_folder(folder, WAIT_FORM_MODEL_TIMEOUT_S)
             self._folders[folder.name] = folder
 
     def unbind_model(self, name: str) -> None:
@@ -234,7 +234,7 @@ class Triton(TritonBase):
                     f"bind_model has added no model {name!r}, but {', '.join(sorted(self._folders)) or 'none'}."
                 )
             if self._running() is not None and self._server is not None:
-                self._server.unload_folder(name, WAIT_FORM_MODEL_TIMEOUT_S)
+                self._server.files.unload_folder(name, WAIT_FORM_MODEL_TIMEOUT_S)
             del self._folders[name]
 
     def replace_server(

@@ -8,25 +8,36 @@ it has answered everything and is gone, and then come to the path, as after a re
 import contextlib
 import dataclasses
 import logging
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.proxy_backend import ProxyBackendError
+from pytriton.proxy_backend import BACKEND_NAME, ProxyBackendError, library_path
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.proxy_backend.transport.calls import Calls
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.lifecycle.startup import POLL_S, is_open
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
-from pytriton.server.tritonserver.handover import Handover
-from pytriton.server.tritonserver.ports import Endpoint
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.backends import make_backends
+from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.command_line import ServerFolders, build_command
+from pytriton.server.tritonserver.guard import Guard
+from pytriton.server.tritonserver.handover import Handover, Role
+from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 from pytriton.server.tritonserver.process import ServerProcess
+from pytriton.server.workspace import Workspace
 
-__all__ = ["ParkedSockets", "check_same_places", "knock", "wait_idle", "wait_standing_by"]
+__all__ = ["Replacement", "check_same_places", "wait_standing_by"]
 
 logger = logging.getLogger(__name__)
+
+MakeProcess = Callable[[Sequence[str], TritonConfig, Guard, Handover], ServerProcess]
+"""Makes the process of a server, which is not started yet."""
 
 _FIXED = frozenset({"allow_http", "allow_grpc", "allow_metrics", "allow_sagemaker", "allow_vertex_ai", "python_models"})
 # As long as its name, since a socket's path has little room.
@@ -56,7 +67,7 @@ def check_same_places(now: TritonConfig, wanted: TritonConfig) -> None:
             )
 
 
-class ParkedSockets:
+class _ParkedSockets:
     """The sockets of the models of a running server, renamed so that another one can have their paths.
 
     Args:
@@ -64,8 +75,12 @@ class ParkedSockets:
     """
 
     def __init__(self, endpoints: Path) -> None:
+        self._endpoints = endpoints
         self._paths: list[tuple[Path, Path]] = []
-        for path in sorted(endpoints.glob(f"*{_SUFFIX}")):
+
+    def park(self) -> None:
+        """Rename them."""
+        for path in sorted(self._endpoints.glob(f"*{_SUFFIX}")):
             parked = path.with_suffix(_PARKED_SUFFIX)
             path.rename(parked)
             self._paths.append((path, parked))
@@ -172,7 +187,7 @@ def wait_standing_by(
             )
 
 
-def wait_idle(sockets: ParkedSockets, *, timeout_s: float, ended: Callable[[float], bool]) -> None:
+def wait_idle(sockets: _ParkedSockets, *, timeout_s: float, ended: Callable[[float], bool]) -> None:
     """Wait until a server that accepts no connections any more has answered what it has.
 
     Args:
@@ -197,3 +212,137 @@ def knock(endpoints: Iterable[Endpoint]) -> None:
     """Connect to each of these for a moment: who has been told to accept connections looks at what waits there."""
     for endpoint in endpoints:
         is_open(endpoint)
+
+
+class Replacement:
+    """A server that takes the place of a running one: its methods are the steps, in their order.
+
+    `put_back` is for an error in a step up to `drain`; `finish` follows `take_over`, whatever becomes of that.
+
+    Args:
+        old: The process of the running one.
+        old_handover: By which its guard is told its role.
+        ports: Where it listens.
+        folders: What it has been given.
+        binary: The new server.
+        guard: The guard of the new one.
+        workspace: The files of both, where the new one gets a folder for its backends.
+        endpoints: Where the sockets of the models are.
+        names: The names of the models.
+    """
+
+    # Made by `start`.
+    _handover: Handover
+
+    def __init__(
+        self,
+        old: ServerProcess,
+        old_handover: Handover,
+        ports: ReservedPorts,
+        folders: ServerFolders,
+        *,
+        binary: TritonServerBinary,
+        guard: Guard,
+        workspace: Workspace,
+        endpoints: Path,
+        names: Sequence[str],
+    ) -> None:
+        backends = Path(tempfile.mkdtemp(prefix="backends-", dir=workspace.path))
+        make_backends(backends, binary, {BACKEND_NAME: library_path()})
+        caches = binary.caches_dir if binary.caches_dir.is_dir() else None
+        self.folders = dataclasses.replace(folders, executable=binary.executable, backends=backends, caches=caches)
+        """What the new one is given."""
+        self.ports = ports.for_successor()
+        """Where the new one listens."""
+        self._old, self._old_handover, self._old_folders = old, old_handover, folders
+        self._guard = guard
+        self._names = names
+        self._workspace = workspace
+        self._fronts = [each for each in (ports.http, ports.grpc) if each is not None]
+        self.started: ServerProcess | None = None
+        """The process of the new one; None before `start`."""
+        self._sockets = _ParkedSockets(endpoints)
+
+    @property
+    def process(self) -> ServerProcess:
+        """The process of the new one, once it is started."""
+        if self.started is None:
+            raise TritonServerStartError("The tritonserver that is to replace the running one was not started.")
+        return self.started
+
+    def start(self, config: TritonConfig, security: TritonSecurityConfig, make_process: MakeProcess) -> None:
+        """Start the new one beside the running one, whose sockets it gets the paths of."""
+        self._sockets.park()
+        # It serves all, or ends and says why: nobody could ask it.
+        strict = dataclasses.replace(config, exit_on_error=config.exit_on_error is not False)
+        command = build_command(strict, security, self.folders, self.ports, self._names)
+        former = self._old_handover
+        self._handover = Handover(former.listeners, role=Role.STANDING_BY, complete=former.is_complete)
+        self.started = make_process(command, config, self._guard, self._handover)
+        self.started.start()
+
+    def stand_by(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Wait until the new one could take over."""
+        wait_standing_by(
+            self.process,
+            self._handover,
+            self._fronts,
+            [each for each in self.ports if each not in self._fronts],
+            self._sockets.freed,
+            old=self._old,
+            timeout_s=timeout_s,
+            cancelled=cancelled,
+        )
+        self.process.wipe_secrets()
+
+    def hand_over(self) -> None:
+        """Let the new one accept what comes, in place of the running one."""
+        self._handover.assign(Role.SERVING)
+        self._old_handover.assign(Role.STANDING_BY)
+        knock(self._fronts)
+
+    def drain(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Wait until the one before has answered what it has got.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            TritonServerStartError: The new one has ended.
+        """
+        new = self.process
+        wait_idle(
+            self._sockets,
+            timeout_s=timeout_s,
+            ended=lambda seconds: new.wait(seconds) or not self._old.is_running or cancelled(),
+        )
+        if cancelled():
+            raise StartCancelled
+        if not new.is_running:
+            raise TritonServerStartError(
+                f"The tritonserver that was to replace the running one {new.ending}; the running "
+                f"one goes on.{quote_log(new.log_tail)}",
+                exit_code=new.exit_code,
+                log_lines=new.log_tail,
+            )
+
+    def put_back(self, patience_s: float, cancelled: Callable[[], bool]) -> None:
+        """End the new one, and let the one before serve as before."""
+        self._old_handover.assign(Role.SERVING)
+        if self.started is not None:
+            self.started.stop(patience_s, hurried=cancelled)
+        self._sockets.put_back()
+        knock(self._fronts)
+        shutil.rmtree(self.folders.backends, ignore_errors=True)
+
+    def take_over(self) -> None:
+        """Have the workers leave the one before at once: its end takes a second, for which they do not wait."""
+        self._old_handover.assign(Role.LEFT)
+        self._sockets.unload(self._names)
+
+    def finish(self, patience_s: float, cancelled: Callable[[], bool]) -> None:
+        """End the one before, and remove what it had."""
+        self._old.stop(patience_s, hurried=cancelled)
+        self._sockets.remove()
+        shutil.rmtree(self._old_folders.backends, ignore_errors=True)
+        # Without the folder of the first server, the workspace would count as removed, and be written anew.
+        with contextlib.suppress(FileNotFoundError):
+            self._workspace.backends_path.mkdir(mode=0o700, exist_ok=True)

@@ -1,10 +1,7 @@
 """`Session`: a server with models from start to end; `ServerSession`: one run of a tritonserver of our own."""
 
-import dataclasses
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,37 +9,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pytriton.exceptions import PyTritonInvalidOperationError
-from pytriton.proxy_backend import BACKEND_NAME, library_path
-from pytriton.proxy_backend.errors import HostingError
-from pytriton.proxy_backend.hosting.supervisor import FINALIZE_TIMEOUT_S, HostSupervisor
+from pytriton.proxy_backend.hosting.supervisor import FINALIZE_TIMEOUT_S
 from pytriton.proxy_backend.system.processes import resident_bytes
 from pytriton.proxy_backend.system.shortage import explain
-from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError, HttpControl
+from pytriton.server.control.http import Control, ControlError, HttpControl
 from pytriton.server.errors import (
     TritonModelLoadError,
     TritonServerError,
     TritonServerStartError,
-    WorkspaceError,
     quote_log,
 )
 from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, DrainResult, drain_requests, linger
+from pytriton.server.lifecycle.files import ServerFiles
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.lifecycle.readiness import GATE_NAMES, Readiness
-from pytriton.server.lifecycle.replacement import ParkedSockets, check_same_places, knock, wait_idle, wait_standing_by
+from pytriton.server.lifecycle.replacement import Replacement, check_same_places
 from pytriton.server.lifecycle.self_test import GuardTest
 from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_up
 from pytriton.server.lifecycle.watchdog import Watchdog
-from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.tracing import export_environment
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.metrics_totals import HostedModel, hosted_models
-from pytriton.server.settings.config import WORKERS, TritonConfig
+from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.settings.security import TritonSecurityConfig
-from pytriton.server.tritonserver.backends import make_backends, make_python_backend
 from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
 from pytriton.server.tritonserver.command_line import (
     DRAIN_TIMEOUT_S,
@@ -57,7 +50,7 @@ from pytriton.server.tritonserver.command_line import (
     secrets_of,
 )
 from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
-from pytriton.server.tritonserver.handover import Handover, Role
+from pytriton.server.tritonserver.handover import Handover
 from pytriton.server.tritonserver.options import check_options, explain_misfit
 from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import (
@@ -157,12 +150,10 @@ class ServerSession:
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
         self._guard_config = guard
-        self._linked = {folder.name: folder for folder in folders}
         self._config = config
         self._security = security
         self._workspace = workspace
         self._on_exit = on_exit
-        self._repository = ModelRepository(workspace.model_store_path)
         self._host = ModelHost(
             self,
             workspace.endpoints_path,
@@ -171,6 +162,8 @@ class ServerSession:
             on_unrecoverable=on_unrecoverable,
             cache_bytes=local_cache_bytes(config.cache_config),
         )
+        self.files = ServerFiles(workspace, self._host, folders, control=lambda: self.control, log_tail=self._log_tail)
+        """What is in the workspace."""
         self._ports: ReservedPorts | None = None
         self._process: ServerProcess | None = None
         self._control: Control | None = None
@@ -179,20 +172,13 @@ class ServerSession:
         self._outcomes_before = outcomes
         self.outcomes: OutcomeCounts | None = None
         """How requests have ended; None without the guard, which counts them, or the page that shows them."""
-        self._folders: ServerFolders | None = None
         self._environment: dict[str, str] = {}
-        self.readiness = Readiness(workspace, lambda: self._host.lasting, self._look_at_files)
+        self.readiness = Readiness(workspace, lambda: self._host.lasting, self.files.look)
         self._is_up = False
-        self._supervisor: HostSupervisor | None = None
         # While it is replaced, the end of a server may be in order, or no harm.
         self._is_replacing = False
         self._ended: list[tuple[ServerProcess, ExitReport]] = []
         self._exit_lock = threading.Lock()
-        # Whoever changes the files of models, or has the server load them.
-        self._files_lock = threading.RLock()
-        self._binary: TritonServerBinary | None = None
-        self._damaged_looks = 0
-        self._restore_at = 0.0
         self._watchdog = None if unresponsive_timeout_s is None else Watchdog(self._watched, unresponsive_timeout_s)
 
     @property
@@ -247,40 +233,17 @@ class ServerSession:
         check_settings(self._config, self._security)
         binary = find_tritonserver()
         check_options(self._config, binary)
-        self._binary = binary
-        self._workspace.create()
-        variables: dict[str, str] = {}
-        # Who serves models by their folders has not asked for Triton's own Python backend.
-        if (self._config.python_models or (WORKERS if self._linked else "")).lower() == WORKERS:
-            advice = "Set PYTRITON_HOME to a folder with a shorter path."
-            self._supervisor = HostSupervisor(self._workspace.hosts_path, advice)
-            try:
-                self._supervisor.start()
-            except HostingError as error:
-                raise WorkspaceError(str(error), path=error.path) from error
-            variables = make_python_backend(self._workspace.backends_path, self._supervisor.socket_path)
-        make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
-        if self._linked or self._supervisor is not None:
-            self._workspace.folders_path.mkdir()
-        for folder in self._linked.values():
-            self._link(folder)
-        self._folders = ServerFolders(
-            executable=binary.executable,
-            models=self._repository.path,
-            linked=self._workspace.folders_path if self._workspace.folders_path.exists() else None,
-            backends=self._workspace.backends_path,
-            caches=binary.caches_dir if binary.caches_dir.is_dir() else None,
-        )
+        folders, variables = self.files.create(binary, self._config.python_models)
         for model in models:
             # At once: attaching is done by the time that the server answers.
             self._host.prepare(model)
-        self._write_files()
+        self.files.write_models()
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
         self._environment = export_environment(binary.environment(os.environ)) | variables
         try:
-            self._start_first(self._folders, timeout_s, cancelled)
+            self._start_first(folders, timeout_s, cancelled)
             self._wait_served(timeout_s, cancelled)
             if self._watchdog is not None:
                 self._watchdog.start()
@@ -316,13 +279,13 @@ class ServerSession:
             StartCancelled: `cancelled` said so.
             TritonServerError: As `start`.
         """
-        folders, ports = self._folders, self._ports
+        folders, ports = self.files.folders, self._ports
         if folders is None or ports is None:
             raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
         self._is_up = False
         self.readiness.reset()
         if self._workspace.is_damaged:
-            self._write_anew()
+            self.files.restore()
         if self._process is not None:
             self._process.stop(_EXIT_MARGIN_S, hurried=cancelled)
         if self._control is not None:
@@ -353,11 +316,11 @@ class ServerSession:
             StartCancelled: `cancelled` said so.
             TritonServerError: The new one did not get ready.
         """
-        old, ports, folders = self._process, self._ports, self._folders
+        old, ports, folders = self._process, self._ports, self.files.folders
         if old is None or ports is None or folders is None or not self.is_running:
             raise PyTritonInvalidOperationError("No server runs that could be replaced.")
         handover = old.handover
-        if handover is None or self._supervisor is not None or not is_controlled(config):
+        if handover is None or self.files.supervisor is not None or not is_controlled(config):
             raise PyTritonInvalidOperationError(
                 "The server cannot be replaced while it serves: that needs the guard, models that are bound (none by "
                 "its folder), and TritonConfig.model_control_mode='explicit' or unset. Stop it, and start it again."
@@ -369,84 +332,47 @@ class ServerSession:
         guard = find_guard(self._guard_config, binary.executable)
         if guard.library is None:
             raise PyTritonInvalidOperationError(f"{binary.executable} cannot take over: {guard.obstacle}.")
-        backends = Path(tempfile.mkdtemp(prefix="backends-", dir=self._workspace.path))
-        make_backends(backends, binary, {BACKEND_NAME: library_path()})
-        caches = binary.caches_dir if binary.caches_dir.is_dir() else None
-        new_folders = dataclasses.replace(folders, executable=binary.executable, backends=backends, caches=caches)
+        replacement = Replacement(
+            old,
+            handover,
+            ports,
+            folders,
+            binary=binary,
+            guard=guard,
+            workspace=self._workspace,
+            endpoints=self._host.endpoints,
+            names=[model.name for model in self._host.models],
+        )
         self.readiness.stop()
         self._is_replacing = True
-        sockets = ParkedSockets(self._host.endpoints)
-        new = new_control = None
-        new_ports = ports.for_successor()
         try:
-            # It serves all, or ends and says why: nobody could ask it.
-            strict = dataclasses.replace(config, exit_on_error=config.exit_on_error is not False)
-            self._resize_cache(local_cache_bytes(config.cache_config))
-            command = build_command(strict, self._security, new_folders, new_ports, [m.name for m in self._host.models])
-            new_handover = Handover(handover.listeners, role=Role.STANDING_BY, complete=handover.is_complete)
-            new = self._make_process(command, config, guard, new_handover)
-            new.start()
-            fronts = [each for each in (ports.http, ports.grpc) if each is not None]
-            wait_standing_by(
-                new,
-                new_handover,
-                fronts,
-                [each for each in new_ports if each not in fronts],
-                sockets.freed,
-                old=old,
-                timeout_s=timeout_s,
-                cancelled=cancelled,
-            )
-            new.wipe_secrets()
-            new_handover.assign(Role.SERVING)
-            handover.assign(Role.STANDING_BY)
-            knock(fronts)
-            drain_s = DRAIN_DEADLINE_S if config.exit_timeout_secs is None else float(config.exit_timeout_secs)
-            wait_idle(
-                sockets,
-                timeout_s=drain_s,
-                ended=lambda seconds: new.wait(seconds) or not old.is_running or cancelled(),
-            )
-            if cancelled():
-                raise StartCancelled
-            if not new.is_running:
-                raise TritonServerStartError(
-                    f"The tritonserver that was to replace the running one {new.ending}; the running "
-                    f"one goes on.{quote_log(new.log_tail)}",
-                    exit_code=new.exit_code,
-                    log_lines=new.log_tail,
-                )
-            new_control = self._make_control(new_ports)
+            self.files.resize_cache(local_cache_bytes(config.cache_config))
+            replacement.start(config, self._security, self._make_process)
+            replacement.stand_by(timeout_s, cancelled)
+            replacement.hand_over()
+            replacement.drain(_drain_s(config), cancelled)
+            new_control = self._make_control(replacement.ports)
         except BaseException as error:
-            handover.assign(Role.SERVING)
-            if new is not None:
-                new.stop(_EXIT_MARGIN_S, hurried=cancelled)
-            self._resize_cache(local_cache_bytes(self._config.cache_config))
-            sockets.put_back()
-            knock(each for each in (ports.http, ports.grpc) if each is not None)
-            shutil.rmtree(backends, ignore_errors=True)
+            replacement.put_back(_EXIT_MARGIN_S, cancelled)
+            self.files.resize_cache(local_cache_bytes(self._config.cache_config))
             if old.is_running:
                 self.readiness.start(self.control)
             self._end_replacing()
-            if (misfit := _misfit(error, binary, new, "The running one goes on. ")) is not None:
+            if (misfit := _misfit(error, binary, replacement.started, "The running one goes on. ")) is not None:
                 raise misfit from error
             raise
         finally:
-            new_ports.release()
-        self._process, self._ports, self._folders, self._config = new, new_ports, new_folders, config
-        self._binary = binary
+            replacement.ports.release()
+        self._process, self._ports, self._config = replacement.process, replacement.ports, config
+        self.files.belong_to(binary, replacement.folders)
         old_control, self._control = self.control, new_control
         try:
-            handover.assign(Role.LEFT)
-            # At once, and not when the old one ends, which looks after its connections for a second.
-            sockets.unload([model.name for model in self._host.models])
+            replacement.take_over()
             try:
                 self._wait_served(timeout_s, cancelled)
             finally:
-                old.stop(_END_S, hurried=cancelled)
+                replacement.finish(_END_S, cancelled)
                 old_control.close()
-                sockets.remove()
-                shutil.rmtree(folders.backends, ignore_errors=True)
         finally:
             self._end_replacing()
 
@@ -463,7 +389,7 @@ class ServerSession:
 
     def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
-        with self._files_lock, self._repository.changed(name, *self._files(models)):
+        with self.files.changed(name, models):
             if models:
                 self.control.load(name, timeout_s)
                 if self._guard_test is not None and not self._guard_test.has_tried_model:
@@ -472,128 +398,13 @@ class ServerSession:
                 self.control.unload(name, timeout_s)
         return True
 
-    def _look_at_files(self) -> None:
-        """Write the workspace anew where somebody has removed it, and have the server load its models from there.
-
-        What is attached goes on until then; without its socket, nothing that is lost could come back.
-        """
-        if not self._workspace.is_damaged:
-            self._damaged_looks = 0
-            return
-        self._damaged_looks += 1
-        # Whoever removes it may still be at it.
-        if self._damaged_looks == 1 or time.monotonic() < self._restore_at or not self._files_lock.acquire(False):
-            return
-        try:
-            self._write_anew()
-            for name in dict.fromkeys(model.name for model in self._host.models):
-                self.control.load(name, CALL_TIMEOUT_S)
-            for name in sorted({each.model_name for each in self._supervisor.serving()} if self._supervisor else ()):
-                # Triton loads nothing again whose files are no newer.
-                self.control.unload(name, CALL_TIMEOUT_S)
-                self.control.load(name, CALL_TIMEOUT_S)
-        except (OSError, TritonServerError) as error:
-            self._restore_at = time.monotonic() + _RESTORE_PAUSE_S
-            logger.error(
-                "The workspace %s was removed while its server serves, and cannot be written anew: %s. Workers that "
-                "are lost cannot come back, and models cannot be bound.",
-                self._workspace.path, str(error).rstrip("."),
-            )  # fmt: skip
-        else:
-            logger.warning(
-                "The workspace %s was removed while its server serves: it was written anew, and the models were loaded "
-                "from there. Keep what cleans up away from it, or set PYTRITON_HOME to another folder.",
-                self._workspace.path,
-            )
-        finally:
-            self._files_lock.release()
-
-    def _write_anew(self) -> None:
-        """Write all that was in the workspace.
-
-        Raises:
-            OSError: It cannot be written.
-            WorkspaceError: The same.
-        """
-        folders, binary = self._folders, self._binary
-        if folders is None or binary is None:
-            return
-        self._workspace.restore()
-        folders.backends.mkdir(exist_ok=True)
-        if self._supervisor is not None:
-            self._supervisor.restore()
-            make_python_backend(folders.backends, self._supervisor.socket_path)
-        make_backends(folders.backends, binary, {BACKEND_NAME: library_path()})
-        if folders.linked is not None:
-            folders.linked.mkdir(exist_ok=True)
-        for folder in self._linked.values():
-            self._link(folder)
-        self._write_files()
-        for model in self._host.models:
-            model.describe(self._host.endpoints)
-
-    def load_folder(self, folder: Path, timeout_s: float) -> None:
-        """Have the running server load a model from a folder of the user's, and wait until it has.
-
-        Args:
-            folder: The folder, whose name is the model's.
-            timeout_s: How long the load may take, in seconds.
-
-        Raises:
-            PyTritonInvalidOperationError: The server was started for no such models.
-            TritonModelLoadError: The server refused it.
-        """
-        if self._folders is None or self._folders.linked is None:
-            raise PyTritonInvalidOperationError(
-                "The server was started without a place for models by their folders: call bind_model before the start, "
-                f"or set TritonConfig(python_models={WORKERS!r})."
-            )
-        link = self._link(folder)
-        try:
-            self.control.load(folder.name, timeout_s)
-        except ControlError as error:
-            link.unlink()
-            raise self._folder_error(folder.name, None, error.reason or str(error)) from error
-        self._linked[folder.name] = folder
-
-    def unload_folder(self, name: str, timeout_s: float) -> None:
-        """Have the running server unload what `load_folder` had it load.
-
-        Args:
-            name: The name of the folder.
-            timeout_s: How long the server may take to answer, in seconds.
-
-        Raises:
-            ControlError: The server refused, or did not answer.
-        """
-        self.control.unload(name, timeout_s)
-        del self._linked[name]
-        (self._workspace.folders_path / name).unlink()
-
-    def _link(self, folder: Path) -> Path:
-        link = self._workspace.folders_path / folder.name
-        link.symlink_to(folder, target_is_directory=True)
-        return link
-
-    def _folder_error(self, name: str, version: int | None, reason: str) -> TritonModelLoadError:
-        return TritonModelLoadError(
-            f"tritonserver did not load model {name!r} of {self._linked.get(name, name)}: {reason}",
-            model_name=name,
-            model_version=version,
-            reason=reason,
-            log_lines=self._log_tail(),
-        )
-
     def has_others(self, names: Collection[str]) -> bool:
         """Tell whether the server has, or may have, models beside these."""
         return has_others(self.control, names)
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """End the server after the requests that it has got, within `exit_timeout_secs`; see `Session.close`."""
-        timeout_s = (
-            DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
-        )
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _drain_s(self._config)
         # What is left when the drain is broken off, as by a KeyboardInterrupt.
         rest = 0.0
         if self._watchdog is not None:
@@ -615,14 +426,14 @@ class ServerSession:
             linger(control, linger_s, most_s=left, ended=lambda seconds: process.wait(seconds) or hurried())
         if process.wait(0.0):
             return _END_S
-        if self._supervisor is not None:
+        if self.files.supervisor is not None:
             # A model that is loading for minutes, or for ever, is not waited for.
-            self._supervisor.stop_loading()
+            self.files.supervisor.stop_loading()
         if not is_controlled(self._config):
             # Nothing can be taken out of service: the server waits for its requests itself.
             return max(0.0, deadline - time.monotonic()) + _EXIT_MARGIN_S
         result = drain_requests(
-            process, control, self._host, ports, deadline=deadline, hurried=hurried, supervisor=self._supervisor
+            process, control, self._host, ports, deadline=deadline, hurried=hurried, supervisor=self.files.supervisor
         )
         if result is DrainResult.CUT:
             return CUT_DEADLINE_S
@@ -653,10 +464,10 @@ class ServerSession:
 
     def _let_go(self, hosts_timeout_s: float) -> None:
         try:
-            if self._supervisor is not None:
+            if self.files.supervisor is not None:
                 # The server is gone: nobody waits for what they are at.
-                self._supervisor.cut()
-                self._supervisor.close(hosts_timeout_s)
+                self.files.supervisor.cut()
+                self.files.supervisor.close(hosts_timeout_s)
         finally:
             if self._ports is not None:
                 self._ports.release()
@@ -671,7 +482,7 @@ class ServerSession:
     ) -> None:
         self._ports = ports
         try:
-            names = {model.name for model in self._host.models} | self._linked.keys()
+            names = {model.name for model in self._host.models} | self.files.linked.keys()
             command = build_command(self._config, self._security, folders, ports, names)
             logger.debug("Starting %s", redacted(command))
             self._control = control = self._make_control(ports)
@@ -769,7 +580,7 @@ class ServerSession:
             outcomes=self.outcomes,
         )
         plain = {model.name: not model.decoupled for model in self._host.models}
-        self._guard_test.run({**dict.fromkeys(self._linked, False), **plain})
+        self._guard_test.run({**dict.fromkeys(self.files.linked, False), **plain})
 
     def _wait_attached(self, model: WorkerService, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
@@ -815,7 +626,7 @@ class ServerSession:
         return None if pid is None else resident_bytes(pid)
 
     def _counted_models(self) -> list[WorkerService | HostedModel]:
-        hosted = [] if self._supervisor is None else hosted_models(self._supervisor.serving())
+        hosted = [] if self.files.supervisor is None else hosted_models(self.files.supervisor.serving())
         return [*self._host.models, *hosted]
 
     def _ended_in_start(self) -> TritonServerStartError | None:
@@ -862,22 +673,6 @@ class ServerSession:
             return None
         return port_setting_of_bind_failure(list(error.log_lines), self._ports)
 
-    def _files(self, models: Sequence[WorkerService]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
-        """Return the configuration of one name, and the files of its versions."""
-        for definition in (model.definition for model in models):
-            definition.warn_without_cache(self._host.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])')
-        return models[0].definition.config_text if models else "", {m.version: self._host.side_files(m) for m in models}
-
-    def _write_files(self) -> None:
-        for name in {model.name for model in self._host.models}:
-            self._repository.write(name, *self._files([model for model in self._host.models if model.name == name]))
-
-    def _resize_cache(self, cache_bytes: int) -> None:
-        """Have the next server that loads the models keep so many bytes of answers."""
-        if cache_bytes != self._host.cache_bytes:
-            self._host.cache_bytes = cache_bytes
-            self._write_files()
-
     def _log_tail(self) -> list[str]:
         return self._process.log_tail if self._process is not None else []
 
@@ -890,8 +685,8 @@ class ServerSession:
                     model, state.reason if state is not None else "it is not in the server's list of models"
                 )
         for state in states.values():
-            if state.name in self._linked and state.state == "UNAVAILABLE":
-                raise self._folder_error(state.name, state.version, state.reason)
+            if state.name in self.files.linked and state.state == "UNAVAILABLE":
+                raise self.files.folder_error(state.name, state.version, state.reason)
         if self._config.exit_on_error is not False:
             for state in states.values():
                 if state.state == "UNAVAILABLE":
@@ -903,6 +698,11 @@ class ServerSession:
                         model_version=state.version,
                         reason=state.reason,
                     )
+
+
+def _drain_s(config: TritonConfig) -> float:
+    """Return how long requests that are being served may take when the server is to end, in seconds."""
+    return DRAIN_DEADLINE_S if config.exit_timeout_secs is None else float(config.exit_timeout_secs)
 
 
 def _encrypts_grpc(config: TritonConfig) -> bool:

@@ -1,0 +1,249 @@
+"""The files of a server in its workspace: models, backends, links to folders of the user. Lost ones come back."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pytriton.exceptions import PyTritonInvalidOperationError
+from pytriton.proxy_backend import BACKEND_NAME, library_path
+from pytriton.proxy_backend.errors import HostingError
+from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
+from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
+from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
+from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.models.repository import ModelRepository
+from pytriton.server.models.service import WorkerService
+from pytriton.server.settings.config import WORKERS
+from pytriton.server.tritonserver.backends import make_backends, make_python_backend
+from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.command_line import ServerFolders
+from pytriton.server.workspace import Workspace
+
+__all__ = ["ServerFiles"]
+
+# Between two attempts to write a workspace anew.
+_RESTORE_PAUSE_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class ServerFiles:
+    """What a server finds in its workspace.
+
+    Args:
+        workspace: Its folder.
+        host: The models on the server.
+        linked: Folders of models that are served as they are.
+        control: Gives the calls to the running server.
+        log_tail: Gives the last lines of its log.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        host: ModelHost,
+        linked: Iterable[Path],
+        *,
+        control: Callable[[], Control],
+        log_tail: Callable[[], Sequence[str]],
+    ) -> None:
+        self._workspace = workspace
+        self._repository = ModelRepository(workspace.model_store_path)
+        self._host = host
+        self.linked = {folder.name: folder for folder in linked}
+        """The folders of models that are served as they are, by name."""
+        self.supervisor: HostSupervisor | None = None
+        """Runs the hosts of models for Triton's Python backend, where workers do."""
+        self.folders: ServerFolders | None = None
+        """What the command line of the server names; None before `create`."""
+        self._binary: TritonServerBinary | None = None
+        self._control = control
+        self._log_tail = log_tail
+        # Whoever changes the files of models, or has the server load them.
+        self._lock = threading.RLock()
+        self._damaged_looks = 0
+        self._restore_at = 0.0
+
+    def create(self, binary: TritonServerBinary, python_models: str | None) -> tuple[ServerFolders, dict[str, str]]:
+        """Make the workspace, without the models that are bound.
+
+        Args:
+            binary: The server.
+            python_models: Who runs the `model.py` of models, see `TritonConfig`.
+
+        Returns:
+            The folders, and variables of the server's environment.
+
+        Raises:
+            WorkspaceError: The files cannot be written.
+        """
+        workspace = self._workspace
+        workspace.create()
+        variables: dict[str, str] = {}
+        # Who serves models by their folders has not asked for Triton's own Python backend.
+        if (python_models or (WORKERS if self.linked else "")).lower() == WORKERS:
+            advice = "Set PYTRITON_HOME to a folder with a shorter path."
+            self.supervisor = HostSupervisor(workspace.hosts_path, advice)
+            try:
+                self.supervisor.start()
+            except HostingError as error:
+                raise WorkspaceError(str(error), path=error.path) from error
+            variables = make_python_backend(workspace.backends_path, self.supervisor.socket_path)
+        make_backends(workspace.backends_path, binary, {BACKEND_NAME: library_path()})
+        if self.linked or self.supervisor is not None:
+            workspace.folders_path.mkdir()
+        for folder in self.linked.values():
+            self._link(folder)
+        folders = ServerFolders(
+            executable=binary.executable,
+            models=self._repository.path,
+            linked=workspace.folders_path if workspace.folders_path.exists() else None,
+            backends=workspace.backends_path,
+            caches=binary.caches_dir if binary.caches_dir.is_dir() else None,
+        )
+        self.belong_to(binary, folders)
+        return folders, variables
+
+    def belong_to(self, binary: TritonServerBinary, folders: ServerFolders) -> None:
+        """Note whose files these are, which may change while they are used."""
+        self._binary, self.folders = binary, folders
+
+    def write_models(self) -> None:
+        """Write the files of all models that are bound."""
+        for name in {model.name for model in self._host.models}:
+            self._repository.write(name, *self._of([model for model in self._host.models if model.name == name]))
+
+    @contextlib.contextmanager
+    def changed(self, name: str, models: Sequence[WorkerService]) -> Iterator[None]:
+        """Have these versions of a name in the repository, and no others; where the block fails, those of before."""
+        with self._lock, self._repository.changed(name, *self._of(models)):
+            yield
+
+    def resize_cache(self, cache_bytes: int) -> None:
+        """Have the next server that loads the models keep so many bytes of answers."""
+        if cache_bytes != self._host.cache_bytes:
+            self._host.cache_bytes = cache_bytes
+            self.write_models()
+
+    def look(self) -> None:
+        """Write the workspace anew where somebody has removed it, and have the server load its models from there.
+
+        What is attached goes on until then; without its socket, nothing that is lost could come back.
+        """
+        if not self._workspace.is_damaged:
+            self._damaged_looks = 0
+            return
+        self._damaged_looks += 1
+        # Whoever removes it may still be at it.
+        if self._damaged_looks == 1 or time.monotonic() < self._restore_at or not self._lock.acquire(False):
+            return
+        try:
+            self.restore()
+            control = self._control()
+            for name in dict.fromkeys(model.name for model in self._host.models):
+                control.load(name, CALL_TIMEOUT_S)
+            for name in sorted({each.model_name for each in self.supervisor.serving()} if self.supervisor else ()):
+                # Triton loads nothing again whose files are no newer.
+                control.unload(name, CALL_TIMEOUT_S)
+                control.load(name, CALL_TIMEOUT_S)
+        except (OSError, TritonServerError) as error:
+            self._restore_at = time.monotonic() + _RESTORE_PAUSE_S
+            logger.error(
+                "The workspace %s was removed while its server serves, and cannot be written anew: %s. Workers that "
+                "are lost cannot come back, and models cannot be bound.",
+                self._workspace.path, str(error).rstrip("."),
+            )  # fmt: skip
+        else:
+            logger.warning(
+                "The workspace %s was removed while its server serves: it was written anew, and the models were loaded "
+                "from there. Keep what cleans up away from it, or set PYTRITON_HOME to another folder.",
+                self._workspace.path,
+            )
+        finally:
+            self._lock.release()
+
+    def restore(self) -> None:
+        """Write all that was in the workspace.
+
+        Raises:
+            OSError: It cannot be written.
+            WorkspaceError: The same.
+        """
+        folders, binary = self.folders, self._binary
+        if folders is None or binary is None:
+            return
+        self._workspace.restore()
+        folders.backends.mkdir(exist_ok=True)
+        if self.supervisor is not None:
+            self.supervisor.restore()
+            make_python_backend(folders.backends, self.supervisor.socket_path)
+        make_backends(folders.backends, binary, {BACKEND_NAME: library_path()})
+        if folders.linked is not None:
+            folders.linked.mkdir(exist_ok=True)
+        for folder in self.linked.values():
+            self._link(folder)
+        self.write_models()
+        for model in self._host.models:
+            model.describe(self._host.endpoints)
+
+    def load_folder(self, folder: Path, timeout_s: float) -> None:
+        """Have the running server load a model from a folder of the user's, and wait until it has.
+
+        Args:
+            folder: The folder, whose name is the model's.
+            timeout_s: How long the load may take, in seconds.
+
+        Raises:
+            PyTritonInvalidOperationError: The server was started for no such models.
+            TritonModelLoadError: The server refused it.
+        """
+        if self.folders is None or self.folders.linked is None:
+            raise PyTritonInvalidOperationError(
+                "The server was started without a place for models by their folders: call bind_model before the start, "
+                f"or set TritonConfig(python_models={WORKERS!r})."
+            )
+        link = self._link(folder)
+        try:
+            self._control().load(folder.name, timeout_s)
+        except ControlError as error:
+            link.unlink()
+            raise self.folder_error(folder.name, None, error.reason or str(error)) from error
+        self.linked[folder.name] = folder
+
+    def unload_folder(self, name: str, timeout_s: float) -> None:
+        """Have the running server unload what `load_folder` had it load.
+
+        Args:
+            name: The name of the folder.
+            timeout_s: How long the server may take to answer, in seconds.
+
+        Raises:
+            ControlError: The server refused, or did not answer.
+        """
+        self._control().unload(name, timeout_s)
+        del self.linked[name]
+        (self._workspace.folders_path / name).unlink()
+
+    def folder_error(self, name: str, version: int | None, reason: str) -> TritonModelLoadError:
+        """Make the error for a model of a folder that the server did not load."""
+        return TritonModelLoadError(
+            f"tritonserver did not load model {name!r} of {self.linked.get(name, name)}: {reason}",
+            model_name=name,
+            model_version=version,
+            reason=reason,
+            log_lines=self._log_tail(),
+        )
+
+    def _of(self, models: Sequence[WorkerService]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
+        """Return the configuration of one name, and the files of its versions."""
+        for definition in (model.definition for model in models):
+            definition.warn_without_cache(self._host.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])')
+        return models[0].definition.config_text if models else "", {m.version: self._host.side_files(m) for m in models}
+
+    def _link(self, folder: Path) -> Path:
+        link = self._workspace.folders_path / folder.name
+        link.symlink_to(folder, target_is_directory=True)
+        return link
