@@ -162,7 +162,6 @@ def test_bind(triton: Triton, arguments: dict[str, Any], kind: type[Exception], 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"inputs": [ROW], "x": ROW}, "Use either positional either keyword method arguments convention"),
         ({"x": ROW, "parameters": 3}, "Parameters and headers must be a dictionary"),
         ({"x": ROW, "parameters": {1: 2}}, "Parameter/header key must be a string"),
         ({"x": ROW, "parameters": {"a": None}}, "Parameter/header value must be a string, integer or boolean"),

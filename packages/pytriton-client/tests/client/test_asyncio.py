@@ -290,7 +290,7 @@ def test_wrong_calls_are_not_sent(server: Any) -> None:
                 ((ROW.astype(np.float64),), {}),
                 (([[1.0], [2.0, 3.0]],), {}),
                 ((), {}),
-                ((ROW,), {"b": ROW}),
+                ((ROW,), {"a": ROW}),
                 ((ROW,), {"parameters": {1: 2}}),
                 ((ROW,), {"headers": {"a": "b\n"}}),
             ]

@@ -273,7 +273,7 @@ def test_wrong_inputs_are_not_sent(server: Any) -> None:
             ((ROW.astype(np.float64),), {}),
             (([[1.0], [2.0, 3.0]],), {}),
             ((), {}),
-            ((ROW,), {"b": ROW}),
+            ((ROW,), {"a": ROW}),
         ]
         for arguments, named in calls:
             with pytest.raises(PyTritonClientValueError):

@@ -106,7 +106,7 @@ class ModelClient(BaseModelClient):
             parameters: Custom request parameters. ``priority``, ``timeout`` (in microseconds, for the server's queue),
                 ``sequence_id``, ``sequence_start`` and ``sequence_end`` have the meaning that Triton gives to them.
             headers: HTTP headers or gRPC metadata.
-            named_inputs: The same by name, in place of ``inputs``. Optional inputs may be left out.
+            named_inputs: The same by name, in place of ``inputs`` or behind them. Optional inputs may be left out.
 
         Returns:
             An array of ``shape`` for every output, by name. Strings are object arrays of ``bytes``. What has no axis
@@ -133,10 +133,11 @@ class ModelClient(BaseModelClient):
         """Infer a batch of samples.
 
         Args:
-            inputs: Each of the shape ``(batch, *shape)``, in the order of the model; else as in ``infer_sample``.
+            inputs: Each of the shape ``(batch, *shape)``, in the order of the model; else as in ``infer_sample``. Where
+                a sample is a single value, ``(batch,)`` does as well: a list of texts or numbers.
             parameters: As in ``infer_sample``.
             headers: As in ``infer_sample``.
-            named_inputs: The same by name, in place of ``inputs``.
+            named_inputs: The same by name, in place of ``inputs`` or behind them.
 
         Returns:
             An array of the shape ``(batch, *shape)`` for every output, by name.
@@ -389,7 +390,7 @@ class DecoupledModelClient(ModelClient):
                 in ``ModelClient.infer_sample``.
             parameters: Custom request parameters.
             headers: HTTP headers or gRPC metadata. Triton forwards those of a stream over gRPC only.
-            named_inputs: The same by name, in place of ``inputs``. Optional inputs may be left out.
+            named_inputs: The same by name, in place of ``inputs`` or behind them. Optional inputs may be left out.
 
         Returns:
             A generator of results, each with an array of ``shape`` for every output, by name.
@@ -416,10 +417,10 @@ class DecoupledModelClient(ModelClient):
         """Infer a batch of samples. Else as ``infer_sample``.
 
         Args:
-            inputs: Each of the shape ``(batch, *shape)``, in the order of the model.
+            inputs: Each of the shape ``(batch, *shape)``, in the order of the model, or ``(batch,)`` of single values.
             parameters: As in ``infer_sample``.
             headers: As in ``infer_sample``.
-            named_inputs: The same by name, in place of ``inputs``.
+            named_inputs: The same by name, in place of ``inputs`` or behind them.
 
         Returns:
             A generator of results, each with an array of the shape ``(batch, *shape)`` for every output, by name.

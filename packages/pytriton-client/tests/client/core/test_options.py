@@ -192,7 +192,7 @@ def test_inputs_called_parameters_and_headers(server: Any, make_model: Callable[
     with ModelClient(server.url, "add") as client:
         with pytest.raises(PyTritonClientValueError, match=r"received 'a', 'parameters'"):
             client.infer_sample(a=ROW, parameters=ROW)
-        with pytest.raises(PyTritonClientValueError, match="Use either positional either keyword"):
+        with pytest.raises(PyTritonClientValueError, match=r"received 'a', 'headers'"):
             client.infer_sample(ROW, headers=ROW)
 
 

@@ -107,11 +107,28 @@ def test_batch_without_batch_axis() -> None:
         build(np.array(1, np.float32), is_batch=True)
 
 
-def test_nothing_or_two_conventions() -> None:
+def test_nothing_or_one_input_twice() -> None:
     with pytest.raises(PyTritonClientValueError, match="Provide input data"):
         build()
-    with pytest.raises(PyTritonClientValueError, match="Use either positional either keyword method arguments"):
-        check_call((1,), {"a": 1}, None, None)
+    with pytest.raises(
+        PyTritonClientValueError, match=r"Use either positional either keyword .* 'a' of model m is given"
+    ):
+        build([1, 2], a=[1, 2])
+
+
+def test_the_first_by_position_and_others_by_name() -> None:
+    request = build([1, 2], b="x")
+    assert [tensor.name for tensor, _ in request.inputs] == ["a", "b"]
+    with pytest.raises(PyTritonClientValueError, match="received 'a', 'c'"):
+        build([1, 2], c="x")
+
+
+@pytest.mark.parametrize("flat", [["x", "yy"], np.array([b"x", b"yy"], object), [b"x", b"yy"]])
+def test_batch_of_single_values_may_be_flat(flat: Any) -> None:
+    spec = ModelSpec("m", max_batch_size=4, batching=True, inputs=(TensorSpec("text", (1,), np.bytes_),))
+    call = check_call((flat,), {}, None, None)
+    request = build_request(spec, call, model_name="m", model_version=None, request_id="1", is_batch=True)
+    assert request.inputs[0][1].tolist() == [[b"x"], [b"yy"]]
 
 
 def test_a_model_without_inputs_is_asked_without_any() -> None:

@@ -111,6 +111,7 @@ class Call:
 
     Attributes:
         inputs: By position, or by name.
+        named: Further ones by name, behind those by position.
         parameters: Custom request parameters.
         options: ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
         headers: HTTP headers or gRPC metadata, every value as text.
@@ -124,6 +125,7 @@ class Call:
     headers: Mapping[str, str]
     request_id: str | None = None
     casting: Casting = "safe"
+    named: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,23 +218,19 @@ def check_call(
         options: What goes with every call through this view of the client; the call itself has the last word.
 
     Raises:
-        PyTritonClientValueError: Inputs by position and by name, or parameters or headers that cannot be sent.
+        PyTritonClientValueError: Parameters or headers cannot be sent.
     """
     if hasattr(parameters, "__array__"):
         named, parameters = {**named, "parameters": parameters}, None
     if hasattr(headers, "__array__"):
         named, headers = {**named, "headers": headers}, None
-    if args and named:
-        raise PyTritonClientValueError(
-            "Use either positional either keyword method arguments convention: expected all inputs by position or all "
-            f"by name, received {len(args)} by position and {', '.join(map(repr, named))} by name."
-        )
     custom, special = check_parameters(parameters)
     sent_headers = check_headers(headers)
     if options is not NO_OPTIONS:
         custom, special = {**options.parameters, **custom}, {**options.options, **special}
         sent_headers = {**options.headers, **sent_headers}
-    return Call(args or named, custom, special, sent_headers, options.request_id, options.casting)
+    more = named if args else {}
+    return Call(args or named, custom, special, sent_headers, options.request_id, options.casting, more)
 
 
 def build_request(
@@ -266,8 +264,10 @@ def build_request(
             f"{', '.join(repr(tensor.name) for tensor in spec.inputs)}, received none.",
             model_name=spec.model_name,
         )
-    inputs = [(tensor, to_wire_array(value, tensor, call.casting)) for tensor, value in _pair(spec, call.inputs)]
+    inputs = [(tensor, to_wire_array(value, tensor, call.casting)) for tensor, value in _pair(spec, call)]
     if is_batch:
+        # One value for each sample, as the author of a function with `list[str]` says it, too.
+        inputs = [(tensor, _as_column(array, tensor)) for tensor, array in inputs]
         _check_batch_sizes(spec, inputs)
     elif spec.batching:
         inputs = [(tensor, array[np.newaxis]) for tensor, array in inputs]
@@ -355,11 +355,26 @@ def is_end_of_stream(response: InferResponse) -> bool:
     return response.is_final and not response.outputs and not response.parameters
 
 
-def _pair(spec: ModelSpec, inputs: Sequence[object] | Mapping[str, object]) -> list[tuple[TensorSpec, object]]:
+def _as_column(array: npt.NDArray[Any], tensor: TensorSpec) -> npt.NDArray[Any]:
+    return array[:, np.newaxis] if array.ndim == 1 and tensor.shape == (1,) else array
+
+
+def _pair(spec: ModelSpec, call: Call) -> list[tuple[TensorSpec, object]]:
+    inputs = call.inputs
     if not isinstance(inputs, Mapping):
         if len(inputs) > len(spec.inputs):
             _refuse_inputs(spec, f"{len(inputs)} by position")
         inputs = {tensor.name: value for tensor, value in zip(spec.inputs, inputs, strict=False)}
+        for name in call.named:
+            if name in inputs:
+                # The first words are those of PyTriton.
+                raise PyTritonClientValueError(
+                    "Use either positional either keyword method arguments convention for an input: the input "
+                    f"{name!r} of model {spec.model_name} is given by position and by name.",
+                    model_name=spec.model_name,
+                    input_name=name,
+                )
+        inputs.update(call.named)
     known = {tensor.name for tensor in spec.inputs}
     missing = [tensor.name for tensor in spec.inputs if not tensor.optional and tensor.name not in inputs]
     if missing or not known.issuperset(inputs):
