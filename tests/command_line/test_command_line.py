@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -21,6 +22,15 @@ from support.paths import ROOT
 from support.processes import is_running
 from support.serving import short_home
 from support.waiting import PATIENCE_S, eventually
+
+APP = """
+from pytriton.decorators import model
+
+
+@model
+def f(x: int) -> int:
+    return x
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +65,74 @@ def names_in(archive: Path) -> list[str]:
         return sorted(opened.namelist())
 
 
-def test_check_is_what_it_does_without_a_command(tmp_path: Path) -> None:
-    done = run(tmp_path)
+def test_without_a_command_it_shows_the_commands_by_use(tmp_path: Path) -> None:
+    done = run(tmp_path, COLUMNS="60")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "  end it with SIGTERM\n" in done.stdout
-    assert list(tmp_path.glob("*.zip")) == []
+    commands = done.stdout.partition("Commands:\n")[2]
+    named = [line.split()[0] for line in commands.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert named[:5] == ["init", "serve", "infer", "models", "bench"]
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    # Nothing is cut.
+    assert "..." not in commands
+    assert "<bool>" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("app.p", "Did you mean app.py?"),
+        ("ap.py", "Did you mean app.py?"),
+        ("sub/ap.py", "Did you mean sub/app.py?"),
+        (".", "'.' is a folder: name a file or a module. Its files: app.py."),
+        ("sub", "'sub' is a folder: name a file or a module. Its files: sub/app.py."),
+        ("nothing", "there is no module 'nothing'"),
+    ],
+)
+def test_what_is_no_file_is_told_with_what_was_meant(tmp_path: Path, place: str, said: str) -> None:
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        (folder / "app.py").write_text(APP)
+    done = run(tmp_path, "serve", place, "--check")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert run(tmp_path, "serve", "app", "--check").returncode == 0
+
+
+def test_settings_of_the_server_at_the_top_of_the_file_are_told_where_they_belong(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text("http_port = 9000\n")
+    done = run(tmp_path, "serve", "app.py", "--config", "serve.toml")
+    assert done.returncode == 1
+    assert "serve.toml: http_port: expected it in the table [server], as server.http_port" in done.stderr
+
+
+def test_a_port_that_is_taken_is_told_with_the_option(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(
+            tmp_path,
+            "serve",
+            "app.py",
+            "--address=127.0.0.1",
+            f"--http-port={port}",
+            "--grpc-port=0",
+            "--metrics-port=0",
+        )
+    assert done.returncode == 1
+    assert f"Error: --http-port {port} cannot be bound" in done.stderr
+    assert "set --http-port to another port, or to 0" in done.stderr
+
+
+def test_a_call_without_an_address_goes_to_this_machine(tmp_path: Path) -> None:
+    done = run(tmp_path, "infer", "shout", "text=hi", "--timeout=0.5")
+    assert "The server comes first: taken as `pytriton infer localhost:8000 shout text=hi ...`" in done.stderr
+
+
+def test_vulnerabilities_are_counted_and_named_on_request(tmp_path: Path) -> None:
+    short, long = (run(tmp_path, "env", *options).stdout for options in ((), ("--verbose",)))
+    assert "`pytriton check --verbose` names them" in short
+    assert "CVE-" not in short
+    assert "CVE-" in long
 
 
 def test_a_check_with_a_zip_of_what_it_has_written(tmp_path: Path) -> None:
@@ -122,6 +195,7 @@ def test_env_leaves_secrets_out(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         "env",
+        "--verbose",
         "-w",
         str(tmp_path / "report"),
         MY_TOKEN="hidden-1",
@@ -144,7 +218,7 @@ def test_env_leaves_secrets_out(tmp_path: Path) -> None:
 
 
 def test_env_tells_the_vulnerabilities_of_the_server_in_use(tmp_path: Path) -> None:
-    done = run(tmp_path, "env", PYTRITON_TRITONSERVER_DIR=str(BUNDLED_FOLDER))
+    done = run(tmp_path, "env", "--verbose", PYTRITON_TRITONSERVER_DIR=str(BUNDLED_FOLDER))
     assert done.returncode == 0, done.stderr
     assert " are published for tritonserver 2.51.0, known as of " in done.stdout
     assert "CVE-2025-23310 (9.8, fixed in 25.07), HTTP front end: " in done.stdout
@@ -176,7 +250,7 @@ def test_version(tmp_path: Path) -> None:
 def test_help_names_the_commands(tmp_path: Path) -> None:
     done = run(tmp_path, "--help")
     assert done.returncode == 0
-    for name in ("check", "env", "examples", "example-add-sub", "example-add-sub-script"):
+    for name in ("init", "serve", "check", "env", "examples"):
         assert f" {name} " in done.stdout
 
 

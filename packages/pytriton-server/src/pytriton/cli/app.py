@@ -5,11 +5,13 @@ import inspect
 import shlex
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from pytriton.cli import calls
 from pytriton.cli.checks.report import Report, ReportError
@@ -33,6 +35,9 @@ Workspace = Annotated[
     ),
 ]
 Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files into a ZIP in the current folder.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Name each published vulnerability of the tritonserver.")
+]
 Address = Annotated[str, typer.Option(help="Where HTTP, gRPC and metrics listen.")]
 HttpPort = Annotated[int, typer.Option(help="Port of HTTP; 0 takes a free one.")]
 GrpcPort = Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one.")]
@@ -55,9 +60,36 @@ LogLevel = Annotated[
 ]
 LogFormat = Annotated[str, typer.Option(help="text, or json: an object for each record of the log, a line each.")]
 
+# By how often they are used; those of guests that are not named stand behind them.
+_ORDER = (
+    "init", "serve", "infer", "models", "bench", "console", "openai", "check", "env", "worker", "serve-repository",
+    "examples", "example-add-sub", "example-add-sub-script",
+)  # fmt: skip
+_NEVER_CUT = 1000
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands in the order of their use."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return their names."""
+        known = super().list_commands(ctx)
+        return sorted(known, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write their names and what they do, which is wrapped and not cut."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, each.get_short_help_str(limit=_NEVER_CUT)) for name, each in found if each and not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="pytriton",
+    cls=_Commands,
     help="Serves models and calls them, checks an installation of pytriton, and attaches workers.",
+    # Plain text, which can be read in a narrow terminal as well.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,24 +115,24 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Check an installation of pytriton, attach workers, call models. Without a command: `check`."""
+    """Serve models and call them. Begin with `pytriton init`."""
     if version:
         typer.echo(f"pytriton {importlib.metadata.version('pytriton-server')}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        check(None, False)
+        typer.echo(context.get_help())
 
 
 @app.command()
-def check(workspace: Workspace = None, zip_report: Zip = False) -> None:
+def check(workspace: Workspace = None, zip_report: Zip = False, verbose: Verbose = False) -> None:
     """Describe the environment, try what the system allows, serve a model and call it. Exit code 0 when all works."""
-    _report("check", workspace, zip_report, _environment, _system, _add_sub, _add_sub_script)
+    _report("check", workspace, zip_report, partial(_environment, verbose), _system, _add_sub, _add_sub_script)
 
 
 @app.command()
-def env(workspace: Workspace = None, zip_report: Zip = False) -> None:
+def env(workspace: Workspace = None, zip_report: Zip = False, verbose: Verbose = False) -> None:
     """Describe the environment: versions, machine, tritonserver, ports, variables."""
-    _report("env", workspace, zip_report, _environment)
+    _report("env", workspace, zip_report, partial(_environment, verbose))
 
 
 @app.command()
@@ -109,13 +141,13 @@ def examples(workspace: Workspace = None, zip_report: Zip = False) -> None:
     _report("examples", workspace, zip_report, _add_sub, _add_sub_script)
 
 
-@app.command("example-add-sub")
+@app.command("example-add-sub", hidden=True)
 def add_sub(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Serve a model in this process, and call it over HTTP and gRPC."""
     _report("example-add-sub", workspace, zip_report, _add_sub)
 
 
-@app.command("example-add-sub-script")
+@app.command("example-add-sub-script", hidden=True)
 def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
     _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
@@ -291,13 +323,13 @@ def init(
         typer.echo(f"  {line}")
 
 
-def _environment(_steps: Steps, folder: Path) -> None:
+def _environment(verbose: bool, _steps: Steps, folder: Path) -> None:
     # What the parts need takes a second to import, which is too long for `--help`.
     from pytriton.cli.checks.environment import describe_environment
 
-    text = describe_environment()
-    (folder / "environment.txt").write_text(text, encoding="utf-8")
-    typer.echo(text)
+    # What is kept has all of it.
+    (folder / "environment.txt").write_text(describe_environment(verbose=True), encoding="utf-8")
+    typer.echo(describe_environment(verbose=verbose))
 
 
 def _system(steps: Steps, folder: Path) -> None:

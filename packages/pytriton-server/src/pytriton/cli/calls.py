@@ -5,7 +5,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["bench", "infer", "models"]
 
 _TOKEN_ADVICE = "The server asks for its access token: --access-token, or the variable PYTRITON_ACCESS_TOKEN"
+_DEFAULT_URL = "localhost:8000"
 # How others begin: pages, and JSON in a form of their own. Triton's texts are taken out of its JSON by now.
 _NOT_OF_TRITON = ("<", "{", "[")
 # How Triton begins where a model, or a version of it, is not there or not loaded.
@@ -98,7 +99,8 @@ def infer(
 
     if output not in ("text", "json"):
         raise typer.BadParameter(f"--output must be text or json, got {output!r}")
-    texts, values = _read_inputs(inputs or (), json_inputs)
+    url, model, written = _with_url(url, model, inputs or ())
+    texts, values = _read_inputs(written, json_inputs)
     with contextlib.ExitStack() as opened:
         client, spec = opened.enter_context(_called(url, model, model_version, timeout, access_token, ca_file))
         if batch and not spec.batching:
@@ -250,6 +252,14 @@ def _tls(ca_file: Path | None) -> "TlsSettings | None":
     from pytriton.client import TlsSettings
 
     return None if ca_file is None else TlsSettings(ca_file=ca_file)
+
+
+def _with_url(url: str, model: str, inputs: Sequence[str]) -> tuple[str, str, Sequence[str]]:
+    """Return the arguments with the address of a server on this machine where the first of them was left out."""
+    if "=" not in model and model != "-":
+        return url, model, inputs
+    typer.echo(f"The server comes first: taken as `pytriton infer {_DEFAULT_URL} {url} {model} ...`", err=True)
+    return _DEFAULT_URL, url, [model, *inputs]
 
 
 def _read_inputs(written: Iterable[str], json_inputs: str | None) -> tuple[dict[str, str], dict[str, Any]]:

@@ -98,6 +98,12 @@ def read_config(path: Path, options: Mapping[str, type | range]) -> ConfigFile:
     """
     content = _read(path)
     tables = ("server", "models")
+    fields = [field.name for field in dataclasses.fields(TritonConfig)]
+    for name in content:
+        if name in fields and name not in options:
+            _refuse(
+                path, name, f"it in the table [server], as server.{name}: it is a field of TritonConfig", content[name]
+            )
     _check_keys(path, "", content, [*options, *tables])
     for name in tables:
         _check_type(path, name, content.setdefault(name, {}), dict)
@@ -108,7 +114,7 @@ def read_config(path: Path, options: Mapping[str, type | range]) -> ConfigFile:
                 _refuse(path, name, f"an integer from {kind[0]} to {kind[-1]}", content[name])
     server = content.pop("server")
     models = content.pop("models")
-    _check_keys(path, "server.", server, [field.name for field in dataclasses.fields(TritonConfig)])
+    _check_keys(path, "server.", server, fields)
     for name, value in server.items():
         try:
             TritonConfig(**{name: value, "allow_grpc" if name == "allow_http" else "allow_http": True})

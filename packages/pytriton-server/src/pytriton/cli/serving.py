@@ -13,6 +13,7 @@ from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.cli.logs import start_log
 from pytriton.proxy_backend.runtime.access import ACCESS_VARIABLE
+from pytriton.server.errors import PortInUseError
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.triton import Triton
@@ -107,8 +108,18 @@ class ServerOptions:
         try:
             yield
         except told as error:
+            text = _in_words_of_the_command(error)
             if self.log_format == "json":
-                logger.error("%s", error)
+                logger.error("%s", text)
             else:
-                typer.echo(f"Error: {error}", err=True)
+                typer.echo(f"Error: {text}", err=True)
             raise typer.Exit(1) from None
+
+
+def _in_words_of_the_command(error: Exception) -> str:
+    """Return the text of an error with the option of the command in place of the field of `TritonConfig`."""
+    text = str(error)
+    if isinstance(error, PortInUseError) and error.setting in ("http_port", "grpc_port", "metrics_port"):
+        option = f"--{error.setting.replace('_', '-')}"
+        text = text.replace(f"TritonConfig.{error.setting}=", f"{option} ").replace(error.setting, option)
+    return text

@@ -1,7 +1,9 @@
 """What `serve` is to serve: the models of a file or module, or the one thing in it that is named."""
 
 import contextlib
+import difflib
 import importlib
+import importlib.machinery
 import inspect
 import itertools
 import os
@@ -61,6 +63,8 @@ def load_served(text: str, *, again: bool = False) -> "Triton | dict[str, Any]":
         UserCodeError: It fails when it is imported or called.
     """
     place, name = _split(text)
+    if not place.endswith(".py") or not Path(place).exists():
+        _check_is_no_slip(text, place)
     folder = str(folder_of(text))
     if place.endswith(".py"):
         place = str(Path(place).absolute())
@@ -69,6 +73,27 @@ def load_served(text: str, *, again: bool = False) -> "Triton | dict[str, Any]":
         sys.path.insert(0, folder)
     with _without_modules_of(folder) if again else contextlib.nullcontext():
         return _load(text, place, name)
+
+
+def _check_is_no_slip(text: str, place: str) -> None:
+    """Check that a place that is no file is not meant to be one.
+
+    Raises:
+        TargetError: It is a folder, or is nearly the name of a file.
+    """
+    path = Path(place)
+    folder = path if path.is_dir() else path.parent
+    files = sorted(each.name for each in folder.glob("*.py")) if folder.is_dir() else []
+    first = place.partition(".")[0]
+    is_name = path.name == place and bool(first)
+    spec = importlib.machinery.PathFinder.find_spec(first, [os.getcwd(), *sys.path]) if is_name else None
+    is_module = spec is not None and ("." not in place or spec.submodule_search_locations is not None)
+    if path.is_dir() and not (is_module and (path / "__init__.py").exists()):
+        shown = ", ".join(str(folder / each) for each in files) or "none"
+        raise TargetError(f"{text!r} is a folder: name a file or a module. Its files: {shown}.", target=text)
+    likely = difflib.get_close_matches(path.name, files, 1)
+    if likely and not is_module:
+        raise TargetError(f"There is no {text!r}. Did you mean {folder / likely[0]}?", target=text)
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -30,7 +30,7 @@ def describe(folder: Path, version: str) -> list[str]:
     executable.parent.mkdir(parents=True)
     executable.write_text(f"#!/bin/sh\necho '| server_version | {version} |'\n")
     executable.chmod(0o755)
-    return list(describe_vulnerabilities(find_tritonserver(folder)))
+    return list(describe_vulnerabilities(find_tritonserver(folder), verbose=True))
 
 
 def test_each_is_complete_and_there_once() -> None:
@@ -101,7 +101,9 @@ def test_a_server_without_the_guard_is_told_so(tmp_path: Path, monkeypatch: pyte
     describe(server, "2.51.0")
     executable = server / "bin" / "tritonserver"
     executable.chmod(0o2755)
-    (line,) = (line for line in describe_vulnerabilities(find_tritonserver(server)) if "NOT covered" in line)
+    (line,) = (
+        line for line in describe_vulnerabilities(find_tritonserver(server), verbose=True) if "NOT covered" in line
+    )
     assert str(executable) in line
     assert "LD_PRELOAD" in line
 

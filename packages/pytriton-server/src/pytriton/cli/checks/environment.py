@@ -48,14 +48,18 @@ _PORTS = {8000: "HTTP", 8001: "gRPC", 8002: "metrics", 8080: "Vertex AI, SageMak
 _TOOL_DEADLINE_S = 20.0
 
 
-def describe_environment() -> str:
-    """Describe versions, machine, tritonserver, GPUs, ports and variables, one section each."""
+def describe_environment(*, verbose: bool) -> str:
+    """Describe versions, machine, tritonserver, GPUs, ports and variables, one section each.
+
+    Args:
+        verbose: Whether each known vulnerability of the tritonserver is named.
+    """
     sections: dict[str, Callable[[], Iterator[str]]] = {
         "Python": _python,
         "Distributions": _distributions,
         "Machine": _machine,
         "tritonserver": _tritonserver,
-        "Vulnerabilities of this tritonserver": lambda: describe_vulnerabilities(find_tritonserver()),
+        "Vulnerabilities of this tritonserver": lambda: describe_vulnerabilities(find_tritonserver(), verbose=verbose),
         "GPU": _gpu,
         "Ports": _ports,
         "Environment": lambda: describe_variables(dict(os.environ)),

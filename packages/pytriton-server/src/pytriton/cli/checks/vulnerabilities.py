@@ -22,13 +22,20 @@ _HEADINGS = {
     Guard.PARTLY: "The guard covers a part of",
     Guard.COVERED: "The guard covers",
 }
+_COUNTED = {
+    Guard.COVERED: "are covered by the guard",
+    Guard.PARTLY: "in part",
+    Guard.UNKNOWN: "may be, as NVIDIA does not tell how they are used",
+    Guard.NOT_COVERED: "are not",
+}
 
 
-def describe_vulnerabilities(binary: TritonServerBinary) -> Iterator[str]:
+def describe_vulnerabilities(binary: TritonServerBinary, *, verbose: bool) -> Iterator[str]:
     """Yield what is known of the version of a server, what is worst first.
 
     Args:
         binary: The server.
+        verbose: Whether each is named.
     """
     try:
         version = read_server_version(binary)
@@ -46,6 +53,11 @@ def describe_vulnerabilities(binary: TritonServerBinary) -> Iterator[str]:
     if not found:
         return
     yield _state_of_guard(binary)
+    if not verbose:
+        counts = {guard: sum(advisory.guard is guard for advisory in found) for guard in _HEADINGS}
+        told = [f"{counts[guard]} {what}" for guard, what in _COUNTED.items() if counts[guard]]
+        yield f"{', '.join(told)}. `pytriton check --verbose` names them."
+        return
     for guard, heading in _HEADINGS.items():
         concerned = [advisory for advisory in found if advisory.guard is guard]
         if concerned:
