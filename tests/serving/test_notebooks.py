@@ -97,7 +97,9 @@ def test_cells_are_run_again_and_errors_appear_below_the_call(notebook: Notebook
     # The line of the cell that is to blame.
     assert 'return x / {}["<missing>"]' in error.evalue
 
-    [again] = notebook.run('triton.bind("scale", scale, [X], [Y])')
-    assert again.ename == "PyTritonInvalidOperationError"
-    assert "replace=True" in again.evalue
+    # As a cell that is run again says it.
+    [told] = notebook.run(BIND.format(factor=6, output="Y").replace(", replace=True", ""))
+    assert told.text == "Model 'scale' was bound already: it is replaced, as by bind(..., replace=True).\n"
+    [answer] = notebook.run(ASK)
+    assert answer.text == "{'y': array([ 6., 12., 18.], dtype=float32)}\n"
     assert [output.text for output in notebook.run("print(triton.stop())")] == ["True\n"]

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.client import ModelClient
+from pytriton.decorators import model
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
@@ -243,7 +245,7 @@ def test_a_failed_rebind_leaves_the_old_callable(triton: Triton, home: Path) -> 
         assert caught.value.model_name == "m"
         load.wait_for_more()
         with pytest.raises(PyTritonValidationError, match="infer_func"):
-            triton.rebind("m", None)  # type: ignore[arg-type]
+            triton.rebind("m", None)
         with pytest.raises(PyTritonBadParameterError, match="max_batch_size"):
             triton.rebind("m", times(2), config=ModelConfig(max_batch_size=0))
         load.wait_for_more()
@@ -511,3 +513,25 @@ def test_a_fork_owns_nothing(triton: Triton) -> None:
 
     in_child(child)
     assert ask(triton, "m") == 1
+
+
+def test_a_function_under_model_is_bound_again_alone() -> None:
+    @model
+    def square(x: float) -> float:
+        return x * x
+
+    before = square
+
+    @model(name="square")
+    def hundredfold(x: float) -> float:
+        return 100 * x
+
+    with short_home():
+        triton = Triton(config=local_config())
+        triton.bind(before)
+        with running(triton), ModelClient(str(triton.http_url), "square") as client:
+            assert client.infer_sample(3.0)["output"].tolist() == [9.0]
+            triton.rebind(hundredfold)
+            assert client.infer_sample(3.0)["output"].tolist() == [300.0]
+            with pytest.raises(PyTritonValidationError, match="decorated with @model"):
+                triton.rebind(times(2))

@@ -29,6 +29,8 @@ from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_a
 from pytriton.server.models.arguments import Servable
 from pytriton.server.models.callers import calling_model, run_in_background
 from pytriton.server.models.definition import ModelDefinition
+from pytriton.server.models.hinted import name_of
+from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.tracing import ModelTracing
 from pytriton.server.models.workers import StartCancelled
@@ -192,8 +194,9 @@ class TritonBase(abc.ABC):
             strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
             trace_config: Where the spans of the callables go, in items as in `TritonConfig.trace_config`, which counts
                 where this is None.
-            replace: Whether a model of this name and version is replaced, as by `rebind`: a cell of a notebook that is
-                run again serves what it says now. Nothing of the old one is kept but what was counted.
+            replace: Whether a model of this name and version is replaced, as by `rebind`. Nothing of the old one is
+                kept but what was counted. In a notebook it is replaced without this, since a cell that is run again is
+                to serve what it says now.
 
         Raises:
             PyTritonValidationError: A name, version, tensor or callable is not acceptable, a callable under a decorator
@@ -232,7 +235,9 @@ class TritonBase(abc.ABC):
             session = self._running()
             old = self._models.get(model.key)
             if old is not None and (session is not None or old not in self._stopped):
-                if replace:
+                if replace or in_notebook():
+                    if not replace:
+                        print(f"Model {old.name!r} was bound already: it is replaced, as by bind(..., replace=True).")
                     model.succeed(old)
                     self._replace(old, model, DRAIN_DEADLINE_S)
                     return
@@ -263,8 +268,8 @@ class TritonBase(abc.ABC):
 
     def rebind(
         self,
-        model_name: str,
-        infer_func: Servable,
+        model_name: str | Servable,
+        infer_func: Servable | None = None,
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
         model_version: int | None = None,
@@ -280,7 +285,7 @@ class TritonBase(abc.ABC):
         model anew beside the old one. Called by a callable of the model, it begins all that and returns.
 
         Args:
-            model_name: Name of the model.
+            model_name: Name of the model; or what `bind` takes alone, whose `@model` says the name.
             infer_func: The new callable or `ProcessWorker`, or a sequence of them.
             inputs: New inputs; None keeps them, or takes those of `@model`.
             outputs: New outputs; None keeps them, or takes those of `@model`.
@@ -300,29 +305,30 @@ class TritonBase(abc.ABC):
                 called in the meantime. The old one is served as before.
         """
         check_timeout("timeout_s", timeout_s)
+        name, served = name_of(model_name, infer_func)
         self._check_not_forked()
         caller = calling_model(self._context)
-        found = [] if caller is None else self._models.find(model_name, model_version)
+        found = [] if caller is None else self._models.find(name, model_version)
         if caller is not None and [each.definition for each in found] == [caller]:
             changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
             # Wrong arguments are an error at once.
-            found[0].successor(infer_func, **changes)
+            found[0].successor(served, **changes)
             version = caller.version
             run_in_background(
                 "rebind",
-                lambda: self.rebind(model_name, infer_func, **changes, model_version=version, timeout_s=timeout_s),
+                lambda: self.rebind(name, served, **changes, model_version=version, timeout_s=timeout_s),
             )
             return
         with self._changing():
-            candidates = self._models.find(model_name, model_version)
+            candidates = self._models.find(name, model_version)
             if len(candidates) > 1:
                 versions = sorted(model.version for model in candidates)
                 raise PyTritonInvalidOperationError(
-                    f"Model {model_name!r} is bound with versions {versions}: say with model_version which of them is "
+                    f"Model {name!r} is bound with versions {versions}: say with model_version which of them is "
                     "to be replaced."
                 )
             old = candidates[0]
-            new = old.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
+            new = old.successor(served, inputs=inputs, outputs=outputs, config=config, strict=strict)
             self._replace(old, new, timeout_s)
 
     def _replace(self, old: WorkerService, new: WorkerService, drain_timeout_s: float) -> None:

@@ -11,7 +11,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.models.process_workers import ProcessWorker
 
-__all__ = ["Description", "describe", "is_hinted", "load_callable"]
+__all__ = ["Description", "describe", "is_hinted", "load_callable", "name_of"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,24 @@ def describe(name: Any, infer_func: Any, inputs: Any, outputs: Any, config: Any)
                 decoupled=described.config.decoupled,
             )
     return described
+
+
+def name_of(model_name: Any, infer_func: Any) -> tuple[str, Any]:
+    """Return the name of a model and what serves it, where the first may be a function or class under `@model` alone.
+
+    Raises:
+        PyTritonValidationError: It is none.
+    """
+    if infer_func is not None:
+        return model_name, infer_func
+    if isinstance(model_name, str):
+        raise PyTritonValidationError(
+            f"Model {model_name!r}: rebind() expects infer_func, what serves it from now on; got none.",
+            expected="a callable",
+            received=None,
+        )
+    described = describe(model_name, None, None, None, None)
+    return described.name, described.infer_func
 
 
 def is_hinted(infer_func: Any) -> bool:
