@@ -51,7 +51,7 @@ def say_ready(description: TritonDescription) -> None:
     Args:
         description: Of a server that runs.
     """
-    if is_log_set_up():
+    if is_log_set_up(__name__):
         return
     names = ", ".join(dict.fromkeys([*(model.name for model in description.models), *description.folders]))
     urls = " and ".join(description.urls[name] for name in ("http", "grpc") if name in description.urls)

@@ -50,9 +50,9 @@ def set_gate(handler: logging.Handler, *, for_all: bool) -> None:
         handler.addFilter(_Gate(handler, for_all=for_all))
 
 
-def is_log_set_up() -> bool:
-    """Return whether the program has said what becomes of records of this package."""
-    logger: logging.Logger | None = logging.getLogger(_OURS)
+def is_log_set_up(name: str) -> bool:
+    """Return whether the program has said what becomes of the records of a logger of this package."""
+    logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
         if logger.level not in (logging.NOTSET, logging.getLogger().level):
             return True
