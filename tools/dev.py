@@ -544,8 +544,11 @@ def demo(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def bench(runner: Runner, arguments: Sequence[str]) -> int:
-    """Compare with other ways to serve the same function."""
-    return prepare(runner) or runner.run("python", "benchmarks/run.py", *arguments)
+    """Compare with other ways to serve the same function; `bench tokens`, to stream what a language model says."""
+    program = "run"
+    if arguments[:1] == ["tokens"]:
+        program, *arguments = arguments
+    return prepare(runner) or runner.run("python", f"benchmarks/{program}.py", *arguments)
 
 
 def soak(runner: Runner, arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from pytriton.client import (
     FuturesModelClient,
     ModelClient,
 )
+from pytriton.client.management import DirectStreamsClient
 from pytriton.model_config import ModelConfig
 from pytriton.triton import Triton
 from support.callables import X, Y, identity, thrice
@@ -118,6 +119,7 @@ KINDS = {
     "streams": Kind(DecoupledModelClient, "count", _ask_streams),
     "asyncio": Kind(AsyncioModelClient, "same", _ask_asyncio),
     "asyncio streams": Kind(AsyncioDecoupledModelClient, "count", _ask_asyncio_streams),
+    "direct streams": Kind(DirectStreamsClient, "count", _ask_asyncio_streams),
 }
 
 

@@ -20,13 +20,14 @@ from pytriton.client import (
     FuturesModelClient,
     ModelClient,
 )
+from pytriton.client.management import DirectStreamsClient
 from support.waiting import PATIENCE_S
 
 # What is sent for a request: bytes, or pieces of them as long as somebody reads.
 Sent = bytes | Callable[[], Iterable[bytes]]
 
 COUPLED = ("sync", "futures", "asyncio")
-DECOUPLED = ("decoupled", "asyncio decoupled")
+DECOUPLED = ("decoupled", "asyncio decoupled", "asyncio direct")
 CLIENTS = (*COUPLED, *DECOUPLED)
 # One of each way to read an answer.
 READERS = ("sync", "asyncio")
@@ -178,6 +179,7 @@ class Caller:
             "asyncio": AsyncioModelClient,
             "decoupled": DecoupledModelClient,
             "asyncio decoupled": AsyncioDecoupledModelClient,
+            "asyncio direct": DirectStreamsClient,
         }[kind]
         options.setdefault("init_timeout_s", PATIENCE_S)
         options.setdefault("inference_timeout_s", PATIENCE_S)

@@ -59,10 +59,16 @@ class AsyncioModelClient(BaseModelClient):
     _library_suffix = ".aio"
     _coupled_class = "AsyncioModelClient"
     _decoupled_class = "AsyncioDecoupledModelClient"
+    _has_direct_streams = False
 
     def _open(self) -> None:
         self._transport = make_async_transport(
-            self._url, self._access_token, self._tls, self._max_response_bytes, self._class_name
+            self._url,
+            self._access_token,
+            self._tls,
+            self._max_response_bytes,
+            self._class_name,
+            direct_streams=self._has_direct_streams,
         )
         self._shared_memory = self._make_shared_memory()
         from ._asyncio_waits import Waits
@@ -485,6 +491,15 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
                 was_unknown = True
             finally:
                 placed.leave()  # what is not given back: the server may still read it
+
+
+class DirectStreamsClient(AsyncioDecoupledModelClient):
+    """A client for one decoupled model that reads streams over gRPC without the library of gRPC.
+
+    It is for programs that hand on many streams, such as the OpenAI endpoints, and needs hpack.
+    """
+
+    _has_direct_streams = True
 
 
 async def _receive(stream: AsyncResponseStream, timeout_s: float) -> AsyncGenerator[InferResponse, None]:

@@ -225,16 +225,18 @@ def make_async_transport(
     tls: TlsSettings | None,
     max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     client: str = "ModelClient",
+    *,
+    direct_streams: bool = False,
 ) -> AsyncTransport:
     """Return the transport of an asyncio client for an address. Nothing is sent yet.
 
-    Args and errors are those of ``make_transport``.
+    Args and errors are those of ``make_transport``; `direct_streams` is that of ``AsyncGrpcTransport``.
     """
     headers = create_auth_headers(access_token, url.protocol) if access_token else {}
     if url.protocol == "grpc":
         from ._grpc.asyncio_transport import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(url, headers, tls, max_response_bytes, client)
+        return AsyncGrpcTransport(url, headers, tls, max_response_bytes, client, direct_streams=direct_streams)
     from ._http.asyncio_transport import AsyncHttpTransport
 
     return AsyncHttpTransport(url, headers, tls, max_response_bytes, client)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._asyncio import DirectStreamsClient
 from ._core.spec import parse_model_config
 from ._core.tls import TlsSettings, check_tls, make_ssl_context
 from ._core.translate import is_denial
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_GRPC_PROXY",
+    "DirectStreamsClient",
     "Route",
     "TlsSettings",
     "TritonUrl",

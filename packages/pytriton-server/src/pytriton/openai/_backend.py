@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pytriton.catalog.listing import known_models
 from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
 from pytriton.client.exceptions import PyTritonClientError
-from pytriton.client.management import TlsSettings, TritonUrl, check_tls
+from pytriton.client.management import DirectStreamsClient, TlsSettings, TritonUrl, check_tls
 from pytriton.openai._errors import OpenAIError, from_client_error
 from pytriton.openai._models import ServedModel, UnfitModelError, read_model
 from pytriton.server.control.connect import connect
@@ -250,7 +250,7 @@ class Backend:
             await link.retire()
 
     def _connect(self, model: ServedModel) -> Link:
-        kind = AsyncioDecoupledModelClient if model.spec.decoupled else AsyncioModelClient
+        kind = DirectStreamsClient if model.spec.decoupled else AsyncioModelClient
         client = kind(
             self._url,
             model.spec.model_name,

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import HTTPException
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pytriton.openai._errors import OpenAIError
 
-__all__ = ["EventStream", "Gate", "until_gone"]
+__all__ = ["EventStream", "Gate", "encoded_events", "until_gone"]
 
 T = TypeVar("T")
 
@@ -122,13 +122,13 @@ class EventStream(Response):
     """An answer of server-sent events, which ends with its caller.
 
     Args:
-        first: The data of the first event.
-        events: An asynchronous generator of those of the others; it is closed in any case.
+        first: The first events.
+        events: An asynchronous generator of the others, as they are sent; it is closed in any case.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: str, events: AsyncGenerator[str, None]) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
         # A proxy is not to collect them.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -144,11 +144,16 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send(_event(self._first))
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for data in self._events:
-            await send(_event(data))
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _event(data: str) -> Message:
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+def encoded_events(data: Sequence[str]) -> bytes:
+    """Return events as they are sent.
+
+    Args:
+        data: That of each event.
+    """
+    return "".join([f"data: {each}\n\n" for each in data]).encode()

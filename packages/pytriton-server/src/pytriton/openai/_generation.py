@@ -13,6 +13,7 @@ import numpy as np
 
 from pytriton.openai._backend import Asked, Backend, Link
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._gate import encoded_events
 from pytriton.openai._requests import MOST_CHOICES, Generating, encode_text
 from pytriton.openai._structured import AnswerCheck
 from pytriton.openai._texts import Part, merged, read_parts
@@ -23,6 +24,9 @@ from pytriton.openai._tool_calls import joined_calls
 __all__ = ["CHAT", "COMPLETION", "Generation", "Wishes", "joined"]
 
 _DONE = "[DONE]"
+_BEGIN = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+# Stands for a text; no name of a model holds it.
+_MARK = "\0"
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,7 @@ class Generation:
         }
         # A template writes special tokens itself.
         self.usage = Usage(self._prompts, self._each, link.model.tokenizer, special=form is COMPLETION)
+        self._around: dict[int, tuple[str, str]] = {}
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer, when all of it is there.
@@ -176,8 +181,8 @@ class Generation:
         choices = [{"index": number, **self._form.choice(whole)} for number, whole in enumerate(wholes)]
         return {**self._head, "object": self._form.whole, "choices": choices, "usage": await self.usage.total()}
 
-    async def events(self) -> AsyncGenerator[str, None]:
-        """Yield the data of the events.
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events, as they are sent; those of parts that are there at the same time together.
 
         Raises:
             OpenAIError: The model fails before the first one; later it is an event.
@@ -187,29 +192,41 @@ class Generation:
         if self._tells_usage_always:
             await self.usage.begin()
         try:
-            async with aclosing(self.parts()) as parts:
-                async for number, part in parts:
-                    if self._form.begins and number not in begun:
-                        begin = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-                        yield self._event([{"index": number, **begin}])
-                    begun.add(number)
+            async with aclosing(self._groups()) as groups:
+                async for number, group in groups:
+                    events = []
                     if self._wishes.check is not None:
                         # Kept only where it is to be checked.
-                        said[number] = joined([said[number], part])
-                    if not part.is_empty:
-                        yield self._event([{"index": number, **self._form.delta(replace(part, finish_reason=None))}])
-                    if part.finish_reason is not None:
-                        self.check(said[number])
-                        yield self._event([{"index": number, **self._form.delta(Part("", part.finish_reason))}])
+                        said[number] = joined([said[number], *group])
+                    for part in group:
+                        self.usage.add(number, part.counts, part.said)
+                        if self._form.begins and number not in begun:
+                            events.append(self._event([{"index": number, **_BEGIN}]))
+                        begun.add(number)
+                        if part.is_text_alone and not self._tells_usage_always:
+                            events.append(self._text_event(number, part.text))
+                        elif not part.is_empty:
+                            choice = self._form.delta(replace(part, finish_reason=None))
+                            events.append(self._event([{"index": number, **choice}]))
+                    if group[-1].finish_reason is not None:
+                        try:
+                            self.check(said[number])
+                        except OpenAIError:
+                            if events:
+                                yield encoded_events(events)
+                            raise
+                        choice = self._form.delta(Part("", group[-1].finish_reason))
+                        events.append(self._event([{"index": number, **choice}]))
+                    if events:
+                        yield encoded_events(events)
         except OpenAIError as error:
             if not begun:
                 raise
             # Without the end that a whole answer has.
-            yield json.dumps(error.body)
+            yield encoded_events([json.dumps(error.body)])
             return
-        if self._tells_usage:
-            yield self._event([], usage=await self.usage.total())
-        yield _DONE
+        ends = [self._event([], usage=await self.usage.total())] if self._tells_usage else []
+        yield encoded_events([*ends, _DONE])
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -222,11 +239,15 @@ class Generation:
         Raises:
             OpenAIError: It cannot be asked, or fails.
         """
-        sources = [self._source(number, prompt) for number, prompt in enumerate(self._prompts)]
-        async with aclosing(merged(sources)) as parts:
-            async for number, part in parts:
-                self.usage.add(number, part.counts, part.said)
-                yield number, part
+        async with aclosing(self._groups()) as groups:
+            async for number, group in groups:
+                for part in group:
+                    self.usage.add(number, part.counts, part.said)
+                    yield number, part
+
+    def _groups(self) -> AsyncGenerator[tuple[int, list[Part]], None]:
+        """Yield together what is there together."""
+        return merged([self._source(number, prompt) for number, prompt in enumerate(self._prompts)])
 
     def check(self, whole: Part) -> None:
         """Check a whole text, where it is to be of a form.
@@ -238,7 +259,7 @@ class Generation:
         if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
             self._wishes.check.check(whole.text, self._link.model.spec.model_name)
 
-    def _source(self, number: int, prompt: bytes) -> AsyncGenerator[Part, None]:
+    def _source(self, number: int, prompt: bytes) -> AsyncGenerator[list[Part], None]:
         model = self._link.model
         # Not `np.full`, which takes away what is zero at the end of bytes.
         text = np.array([prompt], object).reshape((1,) * len(model.prompt.shape))
@@ -266,3 +287,12 @@ class Generation:
             # Readers of a stream that asked for counts are told in every event, if only that they are not there yet.
             usage = {"usage": self.usage.of(choices[0]["index"]) if choices and self._tells_usage_always else None}
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
+
+    def _text_event(self, number: int, text: str) -> str:
+        """Return the event of a part that is text alone, as nearly all are: the rest of it is written once."""
+        around = self._around.get(number)
+        if around is None:
+            event = self._event([{"index": number, **self._form.delta(Part(_MARK))}])
+            before, _, after = event.rpartition(json.dumps(_MARK))
+            around = self._around[number] = (before, after)
+        return f"{around[0]}{json.dumps(text)}{around[1]}"

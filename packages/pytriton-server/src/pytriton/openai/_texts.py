@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.openai._errors import model_failed
+from pytriton.openai._errors import OpenAIError, model_failed
 from pytriton.openai._models import (
     FINISH_REASON,
     LOGPROBS,
@@ -43,6 +43,8 @@ class Stops:
 
     def feed(self, text: str) -> str:
         """Take the next part and return what is certainly before them."""
+        if not self._stops:
+            return text
         text = self._held + text
         found = [at for at in map(text.find, self._stops) if at >= 0]
         if found:
@@ -81,6 +83,11 @@ class Part:
     logprobs: Sequence[Any] = ()
 
     @property
+    def is_text_alone(self) -> bool:
+        """Whether it has a text and nothing else, its end aside."""
+        return bool(self.text) and not (self.calls or self.reasoning or self.refusal or self.logprobs)
+
+    @property
     def is_empty(self) -> bool:
         """Whether it says nothing, its end aside."""
         return not (self.text or self.calls or self.reasoning or self.refusal or self.logprobs)
@@ -101,8 +108,8 @@ async def read_parts(
     *,
     reads_tools: bool,
     tells_logprobs: bool,
-) -> AsyncGenerator[Part, None]:
-    """Yield the parts of one text; the last one has a reason.
+) -> AsyncGenerator[list[Part], None]:
+    """Yield the parts of one text, those together that are there at the same time; the last one has a reason.
 
     Args:
         answers: The answers of the model. Closed when the text is over, whatever else would follow.
@@ -139,28 +146,37 @@ async def read_parts(
         ended = "tool_calls" if reason == "stop" and deltas.any else reason
         return Part(text, ended, counts, calls)
 
+    parts: list[Part] = []
     async with aclosing(answers):
-        async for answer in answers:
-            if model.counts:
-                counts = {**counts, **{name: int(np.sum(answer[name])) for name in model.counts if name in answer}}
-            if FINISH_REASON in answer:
-                reason = _join(answer[FINISH_REASON]).decode("utf-8", "replace") or reason
-            text, calls = without_calls(filtered.feed(decode(_output(answer, model.output.name))))
-            part = Part(
-                text,
-                counts=counts,
-                calls=[*deltas.read(_output(answer, TOOL_CALLS).decode("utf-8", "replace")), *calls],
-                reasoning=decode_reasoning(_output(answer, REASONING)),
-                refusal=decode_refusal(_output(answer, REFUSAL)),
-                logprobs=_logprobs(_output(answer, LOGPROBS), name) if tells_logprobs else (),
-            )
-            if not part.is_empty:
-                yield part
-            if filtered.is_over:
-                reason = "stop"
-                yield last("")
-                return
-    yield last(filtered.feed(decode(b"", True)) + filtered.end())
+        try:
+            async for answer in answers:
+                if model.counts:
+                    counts = {**counts, **{name: int(np.sum(answer[name])) for name in model.counts if name in answer}}
+                if FINISH_REASON in answer:
+                    reason = _join(answer[FINISH_REASON]).decode("utf-8", "replace") or reason
+                text, calls = without_calls(filtered.feed(decode(_output(answer, model.output.name))))
+                part = Part(
+                    text,
+                    counts=counts,
+                    calls=[*deltas.read(_output(answer, TOOL_CALLS).decode("utf-8", "replace")), *calls],
+                    reasoning=decode_reasoning(_output(answer, REASONING)),
+                    refusal=decode_refusal(_output(answer, REFUSAL)),
+                    logprobs=_logprobs(_output(answer, LOGPROBS), name) if tells_logprobs else (),
+                )
+                if not part.is_empty:
+                    parts.append(part)
+                if filtered.is_over:
+                    reason = "stop"
+                    yield [*parts, last("")]
+                    return
+                if parts and not answer.is_followed:
+                    yield parts
+                    parts = []
+        except OpenAIError:
+            if parts:
+                yield parts
+            raise
+    yield [*parts, last(filtered.feed(decode(b"", True)) + filtered.end())]
 
 
 def _output(answer: Any, name: str) -> bytes:
@@ -182,11 +198,17 @@ def _logprobs(text: bytes, model: str) -> list[Any]:
 
 
 def _join(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else b"".join(np.ravel(value).tolist())
+    return value if isinstance(value, bytes) else b"".join(value.ravel().tolist())
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield what several generators yield as it comes, each with the number of its generator; in the end close them."""
+    if len(sources) == 1:
+        # The most frequent case, without a task for each item.
+        async with aclosing(sources[0]):
+            async for item in sources[0]:
+                yield 0, item
+        return
     pending: dict[asyncio.Future[T], int] = {}
 
     def ask(number: int) -> None:

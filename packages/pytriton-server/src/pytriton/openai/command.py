@@ -24,7 +24,7 @@ __all__ = ["API_KEY_VARIABLE", "EndpointError", "OpenAiGuest", "openai_command"]
 API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
 """Where the API key is looked for."""
 
-_NEEDED = ("fastapi", "uvicorn", "jinja2", "jsonschema", "python_multipart")
+_NEEDED = ("fastapi", "hpack", "jinja2", "jsonschema", "python_multipart", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[openai]"'
 _BACKLOG = 2048
 

@@ -64,14 +64,17 @@ class ModelResult(dict[str, Any]):
         request_id: The id of the request that this answers; ``""`` where the server did not say.
         model_name: The model that answered.
         model_version: The version that answered, as text; ``None`` where the server did not say.
+        is_followed: Whether it is known that the next result, or the end of the stream, is there already, so that what
+            hands results on may send several together. The clients that applications use do not tell.
     """
 
-    __slots__ = ("model_name", "model_version", "parameters", "request_id")
+    __slots__ = ("is_followed", "model_name", "model_version", "parameters", "request_id")
 
     parameters: dict[str, ParameterValue]
     request_id: str
     model_name: str
     model_version: str | None
+    is_followed: bool
 
     def __init__(
         self,
@@ -81,12 +84,14 @@ class ModelResult(dict[str, Any]):
         request_id: str = "",
         model_name: str = "",
         model_version: str | None = None,
+        is_followed: bool = False,
     ) -> None:
         super().__init__(outputs or {})
         self.parameters = dict(parameters) if parameters else {}
         self.request_id = request_id
         self.model_name = model_name
         self.model_version = model_version
+        self.is_followed = is_followed
 
 
 class RequestIds:
@@ -191,6 +196,7 @@ class InferResponse:
         model_name: The model that answered; ``""`` where the server did not say.
         model_version: The version that answered; ``None`` where the server did not say.
         is_final: Whether no other response to the request follows.
+        is_followed: Whether the next one, or the end, is known to be there already.
     """
 
     outputs: Mapping[str, npt.NDArray[Any]]
@@ -199,6 +205,7 @@ class InferResponse:
     model_name: str = ""
     model_version: str | None = None
     is_final: bool = True
+    is_followed: bool = False
 
 
 def check_call(
@@ -347,6 +354,7 @@ def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool)
         request_id=response.request_id,
         model_name=response.model_name or spec.model_name,
         model_version=response.model_version,
+        is_followed=response.is_followed,
     )
 
 

@@ -67,6 +67,9 @@ def decode_tensor(
 
 def _decode_strings(data: bytes, count: int) -> npt.NDArray[Any]:
     strings = np.empty(count, dtype=object)
+    if count == 1 and _LENGTH.unpack_from(data)[0] == len(data) - _LENGTH.size:
+        strings[0] = data[_LENGTH.size :]  # what streams of text consist of
+        return strings
     position = 0
     for index in range(count):
         if position + _LENGTH.size > len(data):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -14,7 +14,7 @@ from .._core.asyncio_loops import LoopsClosedError, PerLoop
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
 from .._core.startup import join_states
-from .._core.tls import TlsSettings
+from .._core.tls import TlsSettings, make_ssl_context
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
@@ -25,6 +25,9 @@ from .calls import GrpcCall, check_message, is_unavailable, read_infer_response,
 from .forked import check_fork, watch_forks
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
 from .transport import ABANDONED_CALL_S, MAX_BUFFERED_WRITE_BYTES, STREAM_END_TIMEOUT_S, make_credentials
+
+if TYPE_CHECKING:
+    from .direct_stream import DirectStream, Http2Channel
 
 __all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
@@ -51,6 +54,8 @@ class AsyncGrpcTransport:
         tls: Certificates for an encrypted connection.
         max_response_bytes: The largest response that is taken.
         client: The class of the client, for errors.
+        direct_streams: Whether streams are read without gRPC's library, which costs less and needs hpack. Those to
+            which a proxy leads, or which go to several servers in turn, are read with it all the same.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -63,6 +68,8 @@ class AsyncGrpcTransport:
         tls: TlsSettings | None,
         max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
         client: str = "ModelClient",
+        *,
+        direct_streams: bool = False,
     ) -> None:
         self._url = url.with_scheme
         self._client = client
@@ -70,6 +77,15 @@ class AsyncGrpcTransport:
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
         self._channels = PerLoop(lambda: _Channel(url, credentials, max_response_bytes), _Channel.close)
+        self._direct: PerLoop[Http2Channel] | None = None
+        if direct_streams and not self._note and not url.is_balanced:
+            from .direct_stream import Http2Channel
+
+            context = None
+            if url.is_encrypted:
+                context = make_ssl_context(tls)
+                context.set_alpn_protocols(["h2"])
+            self._direct = PerLoop(lambda: Http2Channel(url, context, max_response_bytes), Http2Channel.close)
 
     @property
     def has_connections(self) -> bool:
@@ -100,11 +116,15 @@ class AsyncGrpcTransport:
         message = await self._call(call, request.call.headers)
         return read_infer_response(call.operation, message, request.shared)
 
-    def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream:
+    def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream | DirectStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
         metadata = make_metadata(request.call.headers, self._headers)
         operation = replace(calls.stream_operation(self._url, request), client=self._client)
+        if self._direct is not None:
+            from .direct_stream import DirectStream
+
+            return DirectStream(self._direct, message.SerializeToString(), metadata, operation)
 
         async def send() -> tuple[Any, _Abandon]:
             channel = await self._channel(operation)
@@ -138,9 +158,13 @@ class AsyncGrpcTransport:
     def close_soon(self) -> None:
         """Let every loop close its channel, without waiting for that."""
         self._channels.close_soon()
+        if self._direct is not None:
+            self._direct.close_soon()
 
     async def close(self) -> None:
         """Close the channels; calls and streams in flight end with ``PyTritonClientClosedError``."""
+        if self._direct is not None:
+            await self._direct.close()
         await self._channels.close()
 
     async def _is_ready(self, call: GrpcCall) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytriton.proxy.types import Response, make_requests
 
@@ -23,8 +23,13 @@ from .service import Service
 from .statistics import FirstResponses
 from .texts import error_text, shortened, told_error, told_trace
 
+if TYPE_CHECKING:
+    import asyncio
+
 logger = logging.getLogger(__name__)
 
+# How long a generator that does not wait may keep its event loop from others.
+_TURN_NS = 200_000
 # In the place of the time when the callable began, or went on.
 _PAUSED = 0
 _COUNTED = -1
@@ -202,11 +207,13 @@ class Execution:
 
         try:
             if self._service.model.decoupled:
+                turns = _Turns(asyncio.get_running_loop())
                 async for self._result in results:
                     if not self._give():
                         break
                     # A generator that never waits leaves no room for the others, nor for cancellations.
-                    await asyncio.sleep(0)
+                    if turns.is_due():
+                        await asyncio.sleep(0)
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
@@ -461,6 +468,34 @@ class Execution:
 
     def _cancelled_text(self) -> str:
         return f"model '{self._service.model.name}': the request was cancelled"
+
+
+class _Turns:
+    """Says when a generator has to give way to others on its event loop, because it does not wait by itself.
+
+    To give way after each response would cost more than many a response does.
+
+    Args:
+        loop: The event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since_ns: int | None = 0
+
+    def is_due(self) -> bool:
+        """Return whether the loop has not turned for `_TURN_NS`; after the first response it is due in any case."""
+        if self._since_ns is None:
+            self._since_ns = monotonic_ns()
+            self._loop.call_soon(self._note)
+            return False
+        if monotonic_ns() - self._since_ns < _TURN_NS:
+            return False
+        self._since_ns = None
+        return True
+
+    def _note(self) -> None:
+        self._since_ns = None
 
 
 def _only(service: Service, first: Any, second: Any) -> Any:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._endpoints.texts import prepare_chat
 from pytriton.openai._errors import OpenAIError
-from pytriton.openai._gate import EventStream
+from pytriton.openai._gate import EventStream, encoded_events
 from pytriton.openai._generation import Generation, joined
 from pytriton.openai._responses.output import Output
 from pytriton.openai._responses.request import ResponseRequest, named_as_asked, read_response_request
@@ -90,7 +90,7 @@ class _Answer:
         list(self._end())
         return await self._final()
 
-    async def events(self) -> AsyncGenerator[str, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events.
 
         Raises:
@@ -171,8 +171,8 @@ class _Answer:
             **more,
         }
 
-    def _event(self, event: dict[str, Any]) -> str:
+    def _event(self, event: dict[str, Any]) -> bytes:
         self._number += 1
         told = json.dumps({**event, "sequence_number": self._number})
         # Fields of an event may stand in any order.
-        return f"{told}\nevent: {event['type']}"
+        return encoded_events([f"{told}\nevent: {event['type']}"])

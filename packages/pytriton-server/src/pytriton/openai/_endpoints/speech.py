@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._errors import OpenAIError, from_validation, model_failed
-from pytriton.openai._gate import CALLER_GONE, EventStream
+from pytriton.openai._gate import CALLER_GONE, EventStream, encoded_events
 from pytriton.openai._models import SPOKEN, ServedModel
 from pytriton.openai._requests import TranscriptionRequest, unsupported
 from pytriton.openai._texts import Part, read_parts
@@ -105,8 +105,9 @@ async def _transcribe(desk: Desk, body: TranscriptionRequest, audio: bytes, requ
     text = ""
     counts: Mapping[str, int] = {}
     async with aclosing(parts):
-        async for part in parts:
-            text, counts = text + part.text, part.counts
+        async for group in parts:
+            text += "".join(part.text for part in group)
+            counts = group[-1].counts
     return _answer(form, text, told, body, audio, counts)
 
 
@@ -184,22 +185,23 @@ def _answer(
     return JSONResponse({**answer, "usage": seconds})
 
 
-async def _events(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[str, None]:
+async def _events(parts: AsyncGenerator[list[Part], None]) -> AsyncGenerator[bytes, None]:
     text = ""
     is_begun = False
     try:
         async with aclosing(parts):
-            async for part in parts:
-                text += part.text
-                if part.text:
+            async for group in parts:
+                said = [part.text for part in group if part.text]
+                text += "".join(said)
+                if said:
                     is_begun = True
-                    yield json.dumps({"type": "transcript.text.delta", "delta": part.text})
+                    yield encoded_events([json.dumps({"type": "transcript.text.delta", "delta": it}) for it in said])
     except OpenAIError as error:
         if not is_begun:
             raise
-        yield json.dumps(error.body)
+        yield encoded_events([json.dumps(error.body)])
         return
-    yield json.dumps({"type": "transcript.text.done", "text": text})
+    yield encoded_events([json.dumps({"type": "transcript.text.done", "text": text})])
 
 
 def _duration(audio: bytes) -> float | None:

@@ -1,0 +1,316 @@
+"""Tokens a second of a language model behind the OpenAI endpoints: `python3 tools/dev.py bench tokens`.
+
+The same asynchronous generator, which costs nothing or waits between its tokens as a model does, is served in turns by
+`pytriton serve --openai`, by plain FastAPI with server-sent events under uvicorn, as a careful author writes it by
+hand, and by `generate_stream` of tritonserver's own port. Callers are one process of asyncio, which shares the machine.
+It prints tokens a second, the time to the first part of an answer, the gaps between the parts, and the processor time
+of all processes of the server for each token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OURS = """
+import asyncio
+from collections.abc import AsyncIterator
+
+from pytriton.decorators import model
+
+
+@model
+async def count(text: str, max_tokens: int = 200, delay: float = 0.0) -> AsyncIterator[str]:
+    for number in range(max_tokens):
+        if delay:
+            await asyncio.sleep(delay)
+        yield f"{number} "
+"""
+BY_HAND = """
+import asyncio
+import json
+import sys
+import time
+import uuid
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+
+async def count(text, max_tokens=200, delay=0.0):
+    for number in range(max_tokens):
+        if delay:
+            await asyncio.sleep(delay)
+        yield f"{number} "
+
+
+app = FastAPI()
+
+
+@app.post("/v1/chat/completions")
+async def chat(request: Request):
+    body = await request.json()
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": body["model"],
+    }
+
+    async def events():
+        async for text in count(body["messages"][-1]["content"], body["max_tokens"], body.get("delay", 0.0)):
+            choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+            yield f"data: {json.dumps({**head, 'choices': [choice]})}\\n\\n"
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+        yield f"data: {json.dumps({**head, 'choices': [choice]})}\\n\\ndata: [DONE]\\n\\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), access_log=False, log_level="warning")
+"""
+OPTIONS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai=0")
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to a model.
+
+    Attributes:
+        name: Its name in the table.
+        address: Host and port.
+        path: Of the request.
+        root: The first process of the server.
+    """
+
+    name: str
+    address: tuple[str, int]
+    path: str
+    root: int
+
+    def body(self, tokens: int, delay: float) -> bytes:
+        """Return the body of a request for so many tokens."""
+        if self.path.startswith("/v2"):
+            return json.dumps({"text": "x", "max_tokens": tokens, "delay": delay}).encode()
+        chat = {"model": "count", "messages": [{"role": "user", "content": "x"}], "max_tokens": tokens, "stream": True}
+        return json.dumps({**chat, "delay": delay}).encode()
+
+
+@dataclass
+class Stream:
+    """What a caller saw of its stream: when each of its parts came."""
+
+    began: float
+    times: list[float] = field(default_factory=list)
+
+
+class Caller(asyncio.Protocol):
+    """Asks for a stream, and notes when its events come."""
+
+    def __init__(self, request: bytes, events: int, done: asyncio.Future[Stream]) -> None:
+        self._request = request
+        self._events = events
+        self._done = done
+        self._last = b""
+        self._head = b""
+        self._stream = Stream(0.0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._stream.began = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if len(self._head) < 12:
+            self._head += data[:12]
+        # A mark may be cut in two.
+        found = (self._last + data).count(b"data: ") - self._last.count(b"data: ")
+        self._last = data[-5:]
+        self._stream.times += [now] * found
+        if len(self._stream.times) >= self._events:
+            self._end(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(
+            RuntimeError(f"expected {self._events} events, got {len(self._stream.times)}: {self._head!r} {error}")
+        )
+
+    def _end(self, error: Exception | None) -> None:
+        if self._done.done():
+            return
+        if error is None and b" 200" not in self._head:
+            error = RuntimeError(repr(self._head))
+        if error is None:
+            self._done.set_result(self._stream)
+        else:
+            self._done.set_exception(error)
+        self._transport.close()
+
+
+async def call(way: Way, streams: int, tokens: int, delay: float) -> list[Stream]:
+    """Ask for so many streams at once, and read them to their ends."""
+    loop = asyncio.get_running_loop()
+    body = way.body(tokens, delay)
+    head = (
+        f"POST {way.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    # Ours begins with an event of the role, like OpenAI's; the end is an event and [DONE].
+    events = tokens + {"OpenAI": 3, "FastAPI": 2}.get(way.name, 0)
+    calls = []
+    for _ in range(streams):
+        done: asyncio.Future[Stream] = loop.create_future()
+        await loop.create_connection(functools.partial(Caller, head.encode() + body, events, done), *way.address)
+        calls.append(done)
+    return await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_S)
+
+
+def descendants(root: int) -> list[int]:
+    """Return a process and all that came of it."""
+    found = [root]
+    for pid in found:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def processor_s(root: int) -> dict[str, float]:
+    """Return the processor time of each thread of a server, in seconds, by process and name."""
+    used: dict[str, float] = {}
+    for pid in descendants(root):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                name = (task / "comm").read_text().strip()
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                short = (
+                    "endpoints" if " openai " in command else "tritonserver" if "triton" in command[:60] else "worker"
+                )
+                used[f"{short} {name} {task.name}"] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return used
+
+
+@contextlib.contextmanager
+def started(command: list[str], folder: str, patterns: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """Run a server until it has told its addresses; yield its process and these."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            written = ""
+            while not all(re.search(pattern, written) for pattern in patterns):
+                line = process.stdout.readline() if process.stdout else ""
+                if not line:
+                    raise RuntimeError(written)
+                written += line
+            found = [re.search(pattern, written) for pattern in patterns]
+            yield process.pid, [each[1] for each in found if each]
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    return host, int(port)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def measure(way: Way, streams: int, tokens: int, delay: float, *, by_thread: bool) -> dict[str, float]:
+    """Return the figures of one round."""
+    before = processor_s(way.root)
+    began = time.perf_counter()
+    answers = asyncio.run(call(way, streams, tokens, delay))
+    took = time.perf_counter() - began
+    after = processor_s(way.root)
+    spent = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    total = streams * tokens
+    if by_thread:
+        for name, value in sorted(spent.items(), key=lambda item: -item[1])[:14]:
+            if value / total > 1e-6:
+                print(f"      {value / total * 1e6:7.1f} us  {name}")
+    gaps = [b - a for answer in answers for a, b in zip(answer.times, answer.times[1:], strict=False)]
+    return {
+        "tokens/s": total / took,
+        "first ms": statistics.median((answer.times[0] - answer.began) * 1e3 for answer in answers),
+        "gap p99 ms": percentile(gaps, 0.99) * 1e3,
+        "processor us": sum(spent.values()) / total * 1e6,
+    }
+
+
+def main() -> int:
+    """Start the servers and measure them in turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", default="1,16,64,256")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--delay", type=float, default=0.0, help="between tokens, in seconds")
+    parser.add_argument("--by-thread", action="store_true", help="tell the processor time of each thread, too")
+    parser.add_argument("--ways", default="OpenAI,FastAPI,generate_stream")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        Path(folder, "app.py").write_text(OURS)
+        Path(folder, "by_hand.py").write_text(BY_HAND)
+        serve = [sys.executable, "-m", "pytriton", "serve", "app.py", *OPTIONS]
+        patterns = [rf"{it} +http://([^/\s]+)" for it in ("HTTP", "OpenAI")]
+        root, (http, openai) = stack.enter_context(started(serve, folder, patterns))
+        ways = {
+            "OpenAI": Way("OpenAI", address(openai), "/v1/chat/completions", root),
+            "generate_stream": Way("generate_stream", address(http), "/v2/models/count/generate_stream", root),
+        }
+        if "FastAPI" in given.ways:
+            port = "0"
+            import socket
+
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = str(probe.getsockname()[1])
+            process = subprocess.Popen([sys.executable, "by_hand.py", port], cwd=folder)
+            stack.callback(process.terminate)
+            for _ in range(600):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port))):
+                    break
+                time.sleep(0.1)
+            ways["FastAPI"] = Way("FastAPI", ("127.0.0.1", int(port)), "/v1/chat/completions", process.pid)
+        print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; delay {given.delay} s")
+        chosen = [ways[name] for name in given.ways.split(",")]
+        for way in chosen:
+            measure(way, 4, 20, 0.0, by_thread=False)
+        for streams in map(int, given.streams.split(",")):
+            found: dict[str, list[dict[str, float]]] = {way.name: [] for way in chosen}
+            for at in range(given.rounds):
+                for way in chosen:
+                    tokens = given.tokens
+                    if given.by_thread and at == 0:
+                        print(f"  {way.name}, {streams} streams")
+                    told = measure(way, streams, tokens, given.delay, by_thread=given.by_thread and at == 0)
+                    found[way.name].append(told)
+            for name, rounds in found.items():
+                cells = []
+                for figure in rounds[0]:
+                    values = [each[figure] for each in rounds]
+                    cells.append(f"{figure} {statistics.median(values):9.1f} [{min(values):.0f}-{max(values):.0f}]")
+                print(f"{streams:4} streams  {name:16} {'  '.join(cells)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

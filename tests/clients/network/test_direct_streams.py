@@ -1,0 +1,466 @@
+"""Streams that are read without the library of gRPC: as with it, and whatever a server may send."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import hpack
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from pytriton.client import AsyncioDecoupledModelClient, ModelSpec, TensorSpec
+from pytriton.client.exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
+from pytriton.client.management import DirectStreamsClient
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.triton import Triton
+from support.faults.hostile_grpc import DATA_FRAME, GOAWAY, HEADERS, RST, SETTINGS, frame, response
+from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S, drive, eventually_async
+
+PING, WINDOW_UPDATE, CONTINUATION = 6, 8, 9
+CONFIG = ModelConfig(batching=False, decoupled=True)
+MIB = 1 << 20
+
+ended: list[int] = []
+
+
+def grow(requests: Any) -> Iterator[Any]:
+    """Answers with one array after the other, each as long as the input says; below zero it fails."""
+    for at, size in enumerate(requests[0]["sizes"].tolist()):
+        if size < 0:
+            raise ValueError(f"no size: {size}")
+        yield [{"data": np.full(size, at, np.int32), "text": np.array([f"{at} ü".encode()], object)}]
+
+
+async def endless(requests: Any) -> AsyncIterator[Any]:
+    """Answers until its caller has gone."""
+    try:
+        number = 0
+        while True:
+            yield [{"number": np.array([number], np.int64), "filling": np.zeros(10_000, np.int8)}]
+            number += 1
+            await asyncio.sleep(0)
+    finally:
+        ended.append(number)
+
+
+def echo(requests: Any) -> Iterator[Any]:
+    yield [{"y": requests[0]["x"]}]
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[Triton]:
+    with short_home():
+        server = Triton(config=local_config())
+        data, text = Tensor((-1,), np.int32, "data"), Tensor((1,), bytes, "text")
+        server.bind("grow", grow, [Tensor((-1,), np.int64, "sizes")], [data, text], config=CONFIG)
+        number, filling = Tensor((1,), np.int64, "number"), Tensor((-1,), np.int8, "filling")
+        server.bind("endless", endless, [Tensor((1,), np.int8, "x")], [number, filling], config=CONFIG)
+        server.bind("echo", echo, [Tensor((-1,), np.int8, "x")], [Tensor((-1,), np.int8, "y")], config=CONFIG)
+        with running(server):
+            yield server
+
+
+async def told(client: Any, *inputs: Any) -> list[Any]:
+    """Return all that a stream gives, an error in the end included."""
+    came: list[Any] = []
+    try:
+        async for result in client.infer_sample(*inputs):
+            came.append({name: value.tolist() for name, value in result.items()})
+    except PyTritonClientError as error:
+        text = error.server_message if isinstance(error, PyTritonClientInferenceServerError) else None
+        came.append((type(error), getattr(error, "status", None), (text or "").splitlines()[:1]))
+    return came
+
+
+def test_it_is_as_with_grpc(triton: Triton) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    sizes = [[], [0], [1] * 300, [5_000_000], [300_000] * 12, [10, -1], [-1], [1_000_000, 0, 3, -5]]
+    sizes += [[chance.choice([0, 1, 100, 4096, 16_384, 70_000]) for _ in range(20)] for _ in range(10)]
+
+    async def main() -> None:
+        url = str(triton.grpc_url)
+        async with AsyncioDecoupledModelClient(url, "grow") as usual, DirectStreamsClient(url, "grow") as direct:
+            wanted = [await told(usual, np.array(each, np.int64)) for each in sizes]
+            got = await asyncio.gather(*(told(direct, np.array(each, np.int64)) for each in sizes))
+            for each, (one, other) in zip(sizes, zip(wanted, got, strict=True), strict=True):
+                assert one == other, f"seed {seed}: {each}"
+
+    drive(main)
+
+
+def test_large_requests_wait_for_room(triton: Triton) -> None:
+    async def main() -> None:
+        async with DirectStreamsClient(str(triton.grpc_url), "echo") as client:
+            sent = [np.random.default_rng(at).integers(-100, 100, 3 * MIB + at, np.int8) for at in range(6)]
+
+            async def ask(array: Any) -> None:
+                [result] = [each async for each in client.infer_sample(array)]
+                np.testing.assert_array_equal(result["y"], array)
+
+            await asyncio.gather(*map(ask, sent))
+
+    drive(main)
+
+
+@pytest.mark.parametrize("how", ["close", "cancel", "drop"])
+def test_whoever_leaves_ends_the_generator(triton: Triton, how: str) -> None:
+    async def main() -> None:
+        ended.clear()
+        async with DirectStreamsClient(str(triton.grpc_url), "endless") as client:
+
+            async def leave() -> None:
+                results = client.infer_sample(np.zeros(1, np.int8))
+                assert (await anext(results))["number"] == [0]
+                if how == "close":
+                    await results.aclose()
+                elif how == "cancel":
+                    task = asyncio.ensure_future(_read_all(results))
+                    await asyncio.sleep(0.01)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+
+            await asyncio.gather(*(leave() for _ in range(8)))
+            gc.collect()
+            await eventually_async(lambda: len(ended) == 8)
+            # Others go on.
+            assert (await anext(client.infer_sample(np.zeros(1, np.int8))))["number"] == [0]
+
+    drive(main)
+
+
+async def _read_all(results: AsyncIterator[Any]) -> None:
+    async for _ in results:
+        await asyncio.sleep(0)
+
+
+def test_who_does_not_read_is_not_sent_more(triton: Triton) -> None:
+    async def main() -> None:
+        async with DirectStreamsClient(str(triton.grpc_url), "endless") as client:
+            slow = client.infer_sample(np.zeros(1, np.int8))
+            assert (await anext(slow))["number"] == [0]
+            other = client.infer_sample(np.zeros(1, np.int8))
+            # Much more than the window of one stream, on the connection that both share.
+            for number in range(600):
+                assert (await anext(other))["number"] == [number]
+            for number in range(1, 300):
+                assert (await anext(slow))["number"] == [number]
+            await slow.aclose()
+            await other.aclose()
+
+    drive(main)
+
+
+def test_a_client_that_is_closed(triton: Triton) -> None:
+    async def main() -> None:
+        client = DirectStreamsClient(str(triton.grpc_url), "endless")
+        results = client.infer_sample(np.zeros(1, np.int8))
+        await anext(results)
+        await client.close()
+        with pytest.raises(PyTritonClientClosedError):
+            async for _ in results:
+                pass
+        with pytest.raises(PyTritonClientClosedError):
+            await anext(client.infer_sample(np.zeros(1, np.int8)))
+
+    drive(main)
+
+
+# ---- what a server may send --------------------------------------------------------------------------------------
+
+SPEC = ModelSpec("d", None, 4, True, True, (TensorSpec("x", (-1,), np.float32),), (TensorSpec("y", (-1,), np.float32),))
+GOOD = [[1.0, 2.0]]
+
+
+class Peer:
+    """A server that speaks HTTP/2 by hand.
+
+    Args:
+        serve: What it does with a connection.
+    """
+
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        self._serve = serve
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept)
+        self.connections: list[socket.socket] = []
+        self.problems: list[BaseException] = []
+        self.url = f"grpc://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def __enter__(self) -> Peer:
+        self._accepting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for connection in self.connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # closed by now
+        self._accepting.join(PATIENCE_S)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        assert not self.problems, self.problems
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            self._threads.append(threading.Thread(target=self._run, args=(connection,)))
+            self._threads[-1].start()
+
+    def _run(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                self._serve(Connection(connection))
+            except OSError:
+                return  # the client has gone
+            except BaseException as error:
+                self.problems.append(error)
+
+
+class Connection:
+    """A connection of a client, from the server's side."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._received = b""
+        self._encoder = hpack.Encoder()
+        self.bodies: dict[int, bytes] = {}
+        assert self._take(24) == b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+    def send(self, *frames: bytes, piece: int = 1 << 30) -> None:
+        data = b"".join(frames)
+        for at in range(0, len(data), piece):
+            self._socket.sendall(data[at : at + piece])
+
+    def read(self) -> tuple[int, int, int, bytes] | None:
+        """Return the next frame; `None` when the client has closed the connection."""
+        head = self._take(9)
+        if not head:
+            return None
+        return head[3], head[4], struct.unpack(">I", head[5:])[0], self._take(int.from_bytes(head[:3], "big"))
+
+    def requested(self) -> int:
+        """Return the stream of the next request whose body is whole."""
+        while (got := self.read()) is not None:
+            kind, flags, number, content = got
+            if kind == DATA_FRAME:
+                self.bodies[number] = self.bodies.get(number, b"") + content
+                if flags & 1:
+                    return number
+        return 0
+
+    def headers(self, *headers: tuple[str, str]) -> bytes:
+        return self._encoder.encode(headers)
+
+    def last(self, number: int, *headers: tuple[str, str]) -> bytes:
+        """Return headers that end a stream."""
+        return frame(HEADERS, 5, number, self.headers(*headers))
+
+    def answer(self, number: int, *messages: bytes, status: str = "0", text: str = "") -> bytes:
+        """Return the frames of a good answer."""
+        parts = [frame(HEADERS, 4, number, self.headers((":status", "200"), ("content-type", "application/grpc")))]
+        body = b"".join(b"\0" + struct.pack(">I", len(each)) + each for each in messages)
+        parts += [frame(DATA_FRAME, 0, number, body[at : at + 16_384]) for at in range(0, len(body), 16_384)]
+        return b"".join([*parts, self.last(number, ("grpc-status", status), ("grpc-message", text))])
+
+    def _take(self, size: int) -> bytes:
+        while len(self._received) < size:
+            data = self._socket.recv(65_536)
+            if not data:
+                return b""
+            self._received += data
+        taken, self._received = self._received[:size], self._received[size:]
+        return taken
+
+
+def message(final: bool = False) -> bytes:
+    answered = response()
+    if final:
+        answered.parameters["triton_final_response"].bool_param = True
+    content: bytes = service_pb2.ModelStreamInferResponse(infer_response=answered).SerializeToString()
+    return content
+
+
+async def asked(url: str, size: int = 2, **options: Any) -> list[list[float]]:
+    options = {"inference_timeout_s": PATIENCE_S, "model_config": SPEC, "ensure_model_is_ready": False, **options}
+    async with DirectStreamsClient(url, "d", **options) as client:
+        return [result["y"].tolist() async for result in client.infer_sample(np.ones(size, np.float32))]
+
+
+def test_frames_in_any_pieces() -> None:
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, b""))
+        number = connection.requested()
+        block = connection.headers((":status", "200"), ("content-type", "application/grpc"), ("x-long", "v" * 40_000))
+        body = b"".join(b"\0" + struct.pack(">I", len(each)) + each for each in [message()] * 3)
+        connection.send(
+            frame(HEADERS, 8, number, b"\3" + block[:100] + b"\0" * 3),
+            frame(CONTINUATION, 0, number, block[100:16_000]),
+            frame(CONTINUATION, 0, number, block[16_000:32_000]),
+            frame(CONTINUATION, 4, number, block[32_000:]),
+            frame(PING, 0, 0, b"12345678"),
+            frame(SETTINGS, 0, 0, b""),
+            frame(99, 0, 0, b"what later versions have"),
+            *(frame(DATA_FRAME, 8, number, b"\2" + body[at : at + 1] + b"\0\0") for at in range(len(body))),
+            frame(DATA_FRAME, 0, number, b""),
+            connection.last(number, ("grpc-status", "0")),
+            piece=7,
+        )
+        kinds = []
+        while (got := connection.read()) is not None:
+            kinds.append(got[:2])
+        assert (PING, 1) in kinds
+        assert (SETTINGS, 1) in kinds
+
+    with Peer(serve) as peer:
+        drive(lambda: _expect(asked(peer.url), GOOD * 3))
+
+
+async def _expect(work: Any, wanted: Any) -> None:
+    assert await work == wanted
+
+
+def test_one_request_at_a_time() -> None:
+    calls = threading.Semaphore(0)
+
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 3, 1)))
+        while number := connection.requested():
+            calls.release()
+            connection.send(connection.answer(number, message(final=True)))
+
+    async def main() -> None:
+        options: dict[str, Any] = {"model_config": SPEC, "ensure_model_is_ready": False}
+        async with DirectStreamsClient(peer.url, "d", **options) as client:
+
+            async def ask() -> None:
+                came = [result["y"].tolist() async for result in client.infer_sample(np.ones(2, np.float32))]
+                assert came == GOOD
+
+            await ask()
+            await asyncio.gather(*(ask() for _ in range(5)))
+
+    with Peer(serve) as peer:
+        drive(main)
+        assert all(calls.acquire(blocking=False) for _ in range(6))
+
+
+def test_small_windows() -> None:
+    """A server that takes ten bytes at a time, and grants more as they come."""
+
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 10)))
+        taken, largest = 0, 0
+        while (got := connection.read()) is not None:
+            kind, flags, number, content = got
+            if kind == DATA_FRAME:
+                taken += len(content)
+                largest = max(largest, len(content))
+                credit = struct.pack(">I", len(content))
+                connection.send(frame(WINDOW_UPDATE, 0, number, credit), frame(WINDOW_UPDATE, 0, 0, credit))
+                if flags & 1:
+                    assert taken > 400
+                    connection.send(connection.answer(number, message(final=True)))
+
+    with Peer(serve) as peer:
+        drive(lambda: _expect(asked(peer.url, 100), GOOD))
+
+
+def ends(*frames: Callable[[Connection, int], bytes]) -> Callable[[Connection], None]:
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, b""))
+        while number := connection.requested():
+            connection.send(*(make(connection, number) for make in frames))
+
+    return serve
+
+
+def reset(code: int) -> Callable[[Connection, int], bytes]:
+    return lambda _, number: frame(RST, 0, number, struct.pack(">I", code))
+
+
+@pytest.mark.parametrize(
+    ("frames", "status", "text"),
+    [
+        ([lambda it, n: it.answer(n, status="5", text="no%20such%20model %C3%BC")], "NOT_FOUND", "no such model ü"),
+        ([lambda it, n: it.last(n, (":status", "200"), ("grpc-status", "8"))], "RESOURCE_EXHAUSTED", ""),
+        ([reset(7)], "UNAVAILABLE", "reset"),
+        ([reset(2)], "INTERNAL", "reset"),
+        ([lambda it, n: it.last(n, (":status", "200"))], "UNKNOWN", ""),
+    ],
+    ids=["status", "headers alone", "refused", "reset", "no status"],
+)  # fmt: skip
+def test_ends(frames: Sequence[Any], status: str, text: str) -> None:
+    async def main() -> None:
+        with pytest.raises(PyTritonClientInferenceServerError) as caught:
+            await asked(peer.url)
+        assert caught.value.status == status
+        assert text in (caught.value.server_message or "")
+
+    with Peer(ends(*frames)) as peer:
+        drive(main)
+
+
+def test_goodbye_while_calls_run() -> None:
+    """What the server has begun it ends; what it has not touched goes to it once more, by a new connection."""
+
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, b""))
+        if len(peer.connections) == 1:
+            first, second = connection.requested(), connection.requested()
+            assert second
+            connection.send(frame(GOAWAY, 0, 0, struct.pack(">II", first, 0)))
+            connection.send(connection.answer(first, message(final=True)))
+        while number := connection.requested():
+            connection.send(connection.answer(number, message(final=True)))
+
+    async def main() -> None:
+        options: dict[str, Any] = {"model_config": SPEC, "ensure_model_is_ready": False}
+        async with DirectStreamsClient(peer.url, "d", **options) as client:
+
+            async def ask() -> Any:
+                return [result["y"].tolist() async for result in client.infer_sample(np.ones(2, np.float32))]
+
+            assert list(await asyncio.gather(ask(), ask())) == [GOOD, GOOD]
+        assert len(peer.connections) == 2
+
+    with Peer(serve) as peer:
+        drive(main)
+
+
+def test_nothing_comes() -> None:
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, b""))
+        number = connection.requested()
+        while (got := connection.read()) is not None:
+            assert got[0] != RST or got[2] == number
+
+    async def main() -> None:
+        with pytest.raises(PyTritonClientTimeoutError):
+            await asked(peer.url, inference_timeout_s=0.2)
+
+    with Peer(serve) as peer:
+        drive(main)
