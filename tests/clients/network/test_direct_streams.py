@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2
 from pytriton.client import AsyncioDecoupledModelClient, ModelSpec, TensorSpec
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
+    PyTritonClientConnectionError,
     PyTritonClientError,
     PyTritonClientInferenceServerError,
     PyTritonClientTimeoutError,
@@ -464,3 +465,82 @@ def test_nothing_comes() -> None:
 
     with Peer(serve) as peer:
         drive(main)
+
+
+def closes_at_once(connection: Connection) -> None:
+    return None
+
+
+def says_goodbye_at_once(connection: Connection) -> None:
+    connection.send(frame(SETTINGS, 0, 0, b""), frame(GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
+    while connection.read() is not None:
+        pass
+
+
+@pytest.mark.parametrize("serve", [closes_at_once, says_goodbye_at_once])
+def test_connections_that_end_at_once_are_told_at_once(serve: Callable[[Connection], None]) -> None:
+    """As of a load balancer whose server starts again: not after the time that an answer has."""
+
+    async def main() -> None:
+        for _ in range(10):
+            with pytest.raises(PyTritonClientConnectionError):
+                await asked(peer.url)
+
+    with Peer(serve) as peer:
+        drive(main)
+
+
+def test_more_calls_than_a_server_takes() -> None:
+    def serve(connection: Connection) -> None:
+        running, most = 0, 2
+        connection.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 3, most)))
+        numbers: list[int] = []
+        while (got := connection.read()) is not None:
+            kind, flags, number, _ = got
+            if kind == HEADERS:
+                running += 1
+                if running > most:
+                    connection.send(frame(RST, 0, number, struct.pack(">I", 7)))
+            elif kind == DATA_FRAME and flags & 1:
+                numbers.append(number)
+                if len(numbers) == most:
+                    connection.send(*(connection.answer(each, message(final=True)) for each in numbers))
+                    running -= len(numbers)
+                    numbers.clear()
+
+    async def main() -> None:
+        options: dict[str, Any] = {"model_config": SPEC, "ensure_model_is_ready": False}
+        async with DirectStreamsClient(peer.url, "d", inference_timeout_s=PATIENCE_S, **options) as client:
+
+            async def ask() -> None:
+                came = [result["y"].tolist() async for result in client.infer_sample(np.ones(2, np.float32))]
+                assert came == GOOD
+
+            await asyncio.gather(*(ask() for _ in range(8)))
+
+    with Peer(serve) as peer:
+        drive(main)
+
+
+def test_close_while_the_server_reads_nothing() -> None:
+    is_over = threading.Event()
+
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31 - 1)))
+        connection.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30)))
+        assert is_over.wait(PATIENCE_S)
+
+    async def main() -> None:
+        client = DirectStreamsClient(
+            peer.url, "d", model_config=SPEC, ensure_model_is_ready=False, inference_timeout_s=PATIENCE_S
+        )
+        task = asyncio.ensure_future(anext(client.infer_sample(np.ones(10 * MIB, np.float32))))
+        await eventually_async(lambda: bool(peer.connections))
+        await asyncio.sleep(0.1)
+        await client.close()
+        with pytest.raises(PyTritonClientClosedError):
+            await task
+
+    with Peer(serve) as peer:
+        drive(main)
+        is_over.set()

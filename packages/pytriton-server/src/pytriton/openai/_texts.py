@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.openai._errors import OpenAIError, model_failed
+from pytriton.openai._errors import model_failed
 from pytriton.openai._models import (
     FINISH_REASON,
     LOGPROBS,
@@ -26,6 +26,8 @@ from pytriton.openai._tool_calls import CallDeltas, ToolText, longest_begin
 __all__ = ["Part", "Stops", "merged", "read_parts"]
 
 T = TypeVar("T")
+
+_MOST_TOGETHER = 64
 
 
 class Stops:
@@ -167,16 +169,21 @@ async def read_parts(
                     parts.append(part)
                 if filtered.is_over:
                     reason = "stop"
-                    yield [*parts, last("")]
-                    return
-                if parts and not answer.is_followed:
+                    break
+                if len(parts) >= _MOST_TOGETHER:
+                    # Others have their turn, too.
                     yield parts
                     parts = []
-        except OpenAIError:
+                    await asyncio.sleep(0)
+                elif parts and not answer.is_followed:
+                    yield parts
+                    parts = []
+            end = last("" if filtered.is_over else filtered.feed(decode(b"", True)) + filtered.end())
+        except Exception:
             if parts:
                 yield parts
             raise
-    yield [*parts, last(filtered.feed(decode(b"", True)) + filtered.end())]
+        yield [*parts, end]
 
 
 def _output(answer: Any, name: str) -> bytes:

@@ -55,7 +55,8 @@ class AsyncGrpcTransport:
         max_response_bytes: The largest response that is taken.
         client: The class of the client, for errors.
         direct_streams: Whether streams are read without gRPC's library, which costs less and needs hpack. Those to
-            which a proxy leads, or which go to several servers in turn, are read with it all the same.
+            which a proxy leads, which go to several servers in turn, or which trust the authorities that gRPC brings
+            along, are read with it all the same.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -78,7 +79,8 @@ class AsyncGrpcTransport:
         credentials = make_credentials(url, tls)
         self._channels = PerLoop(lambda: _Channel(url, credentials, max_response_bytes), _Channel.close)
         self._direct: PerLoop[Http2Channel] | None = None
-        if direct_streams and not self._note and not url.is_balanced:
+        trusts_own = not url.is_encrypted or (tls is not None and tls.ca_file is not None)
+        if direct_streams and trusts_own and not self._note and not url.is_balanced:
             from .direct_stream import Http2Channel
 
             context = None
@@ -90,7 +92,7 @@ class AsyncGrpcTransport:
     @property
     def has_connections(self) -> bool:
         """Whether a loop that is not closed holds a channel."""
-        return self._channels.is_any_open
+        return self._channels.is_any_open or (self._direct is not None and self._direct.is_any_open)
 
     async def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""

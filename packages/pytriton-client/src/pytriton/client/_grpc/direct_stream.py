@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 
 from .._core.asyncio_loops import LoopsClosedError, PerLoop
+from .._core.deadline import Deadline
 from .._core.requests import InferResponse
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from ..exceptions import PyTritonClientError
@@ -35,6 +36,7 @@ class DirectStream:
         self._message = message
         self._metadata = metadata
         self._operation = operation
+        self._channel: Http2Channel
         self._call: Http2Call | None = None
         self._has_ended = False
 
@@ -51,7 +53,9 @@ class DirectStream:
         except LoopsClosedError as error:
             raise self._closed_error() from error
         except TimeoutError as error:
-            self._end()
+            self._has_ended = True
+            if self._call is not None:
+                self._call.reset()
             raise timeout_error(self._operation.with_timeout(timeout_s)) from error
         except Http2Error as error:
             self._has_ended = True
@@ -61,27 +65,34 @@ class DirectStream:
         if data is None:
             self._has_ended = True
             return None
-        operation = self._operation
         try:
             message = service_pb2.ModelStreamInferResponse.FromString(data)
         except DecodeError:
             message = None
-        if check_message(operation, message).error_message:
-            await self._await_end()
-            raise server_error(operation, None, message.error_message)
-        response = read_infer_response(operation, message.infer_response)
+        if check_message(self._operation, message).error_message:
+            self._leave(STREAM_END_TIMEOUT_S)
+            raise server_error(self._operation, None, message.error_message)
+        response = read_infer_response(self._operation, message.infer_response)
         if response.is_final:
-            await self._await_end()
+            # Not reset, for the reason that ``GrpcStream`` has, but nobody waits for its end either.
+            self._leave(STREAM_END_TIMEOUT_S)
+            return replace(response, is_followed=True)
         is_followed = self._call is not None and self._call.is_readable
         return replace(response, is_followed=True) if is_followed else response
 
+    def close(self) -> None:
+        """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""
+        with contextlib.suppress(RuntimeError):  # closed by the garbage collector, when the loop has gone
+            self._leave(ABANDONED_CALL_S)
+
     async def _receive_first(self, timeout_s: float) -> bytes | None:
         """Send the request, once more where the server says that it has done nothing for it."""
-        channel = await self._channels.get()
+        deadline = Deadline(timeout_s)
+        self._channel = await self._channels.get()
         for may_repeat in (True, False):
-            self._call = await channel.call(STREAM_METHOD, self._metadata, self._message, timeout_s)
+            self._call = await self._channel.call(STREAM_METHOD, self._metadata, self._message, deadline)
             try:
-                data = await self._call.receive(timeout_s)
+                data = await self._call.receive(deadline.remaining_s())
                 break
             except Http2Error as error:
                 if not (may_repeat and error.is_untouched):
@@ -89,27 +100,10 @@ class DirectStream:
         self._message = b""
         return data
 
-    def close(self) -> None:
-        """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""
+    def _leave(self, timeout_s: float) -> None:
         if self._call is not None and not self._has_ended:
             self._has_ended = True
-            with contextlib.suppress(RuntimeError):  # closed by the garbage collector, when the loop has gone
-                asyncio.get_running_loop().call_later(ABANDONED_CALL_S, self._call.reset)
-
-    async def _await_end(self) -> None:
-        """Wait for the end of the call, as ``GrpcStream`` does, and for the same reason."""
-        self._has_ended = True
-        assert self._call is not None
-        try:
-            with contextlib.suppress(Http2Error, TimeoutError):  # the caller has the last response
-                await self._call.receive(STREAM_END_TIMEOUT_S)
-        finally:
-            self._call.reset()
-
-    def _end(self) -> None:
-        self._has_ended = True
-        if self._call is not None:
-            self._call.reset()
+            self._channel.leave(self._call, timeout_s)
 
     def _closed_error(self) -> PyTritonClientError:
         return closed_error(self._operation.model_name, self._operation.url, self._operation.client)

@@ -9,20 +9,22 @@ only module that uses it.
 from __future__ import annotations
 
 import asyncio
-import socket
+import functools
 import ssl
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 import hpack
 
+from .._core.deadline import Deadline
 from .._core.url import TritonUrl
-from .._route.addresses import order_addresses
+from .._route.addresses import Attempts
+from .._route.asyncio_sockets import open_socket
 
 __all__ = ["Http2Call", "Http2Channel", "Http2Error"]
 
@@ -43,6 +45,8 @@ _MOST_HEADER_BYTES = 1 << 16
 # So much of a stream may come before somebody takes it; a server that has more waits.
 _STREAM_WINDOW = 1 << 20
 _CONNECTION_WINDOW = 1 << 24
+# How long a connection may take, whatever time the call has, as in gRPC.
+_CONNECT_S = 20.0
 # After so long without calls a connection may have been closed unseen.
 _QUIET_S = 0.02
 # Of responses, by the name in the headers: how zlib reads them.
@@ -130,13 +134,12 @@ class Http2Call:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             timer = loop.call_later(timeout_s, self._wake)
-            ends = loop.time() + timeout_s
             try:
                 await self._waiter
             finally:
                 timer.cancel()
                 self._waiter = None
-            if not self._messages and not self.has_ended and loop.time() >= ends:
+            if not self._messages and not self.has_ended:  # so it was the timer
                 raise TimeoutError
         message = self._messages.popleft()
         self._queued -= len(message) + 5
@@ -250,6 +253,9 @@ class _Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None
         self._is_going = False
         self._heard = monotonic()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done with the settings of the server, which say how many calls it takes at once."""
+        self.ready.add_done_callback(_retrieve)
 
     @property
     def has_room(self) -> bool:
@@ -276,17 +282,17 @@ class _Connection(asyncio.Protocol):
         self._write(_PREFACE + _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in ours)))
         self.update_window(0, _CONNECTION_WINDOW - _DEFAULT_WINDOW)
 
-    def call(self, headers: Sequence[tuple[str, str]], message: bytes) -> Http2Call:
+    def call(self, headers: Sequence[tuple[str, str, bool]], message: bytes) -> Http2Call:
         """Make a call.
 
         Args:
-            headers: All of them, those of HTTP/2 first.
+            headers: All of them, those of HTTP/2 first, each with whether it is kept out of tables and logs.
             message: The request.
         """
         number = self._next
         self._next += 2
-        call = self._calls[number] = Http2Call(self, number, self._max_message_bytes, self._their_window)
         block = self._encoder.encode(headers)
+        call = self._calls[number] = Http2Call(self, number, self._max_message_bytes, self._their_window)
         pieces = [block[at : at + self._their_frame] for at in range(0, len(block), self._their_frame)]
         for at, piece in enumerate(pieces):
             flags = _END_HEADERS if at == len(pieces) - 1 else 0
@@ -306,10 +312,12 @@ class _Connection(asyncio.Protocol):
 
     def close(self, code: int = _NO_ERROR) -> None:
         """Say goodbye and close it; calls on it end."""
-        self._is_going = True
         self._write(_frame(_GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code)))
+        self._fail("CANCELLED", "channel closed")
         if self._transport is not None:
-            self._transport.close()
+            # A server that reads nothing would have it wait for ever.
+            is_stuck = self._transport.get_write_buffer_size() > 0
+            self._transport.abort() if is_stuck else self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Take what the server has sent."""
@@ -329,23 +337,26 @@ class _Connection(asyncio.Protocol):
                 self._take(kind, flags, number, data[position + 9 : after])
                 position = after
         except _ProtocolError as error:
-            self._fail(f"connection reset: the server does not keep to HTTP/2 ({error})")
+            self._fail("UNAVAILABLE", f"connection reset: the server does not keep to HTTP/2 ({error})")
             self.close(error.code)
         except (hpack.HPACKError, UnicodeError, ValueError) as error:
-            self._fail(f"connection reset: headers of the server cannot be read ({type(error).__name__}: {error})")
+            text = f"connection reset: headers of the server cannot be read ({type(error).__name__}: {error})"
+            self._fail("UNAVAILABLE", text)
             self.close(_PROTOCOL_ERROR)
         self._rest = data[position:]
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the calls that are left."""
-        self._fail(f"socket closed: {error or 'the server has closed the connection'}")
+        self._fail("UNAVAILABLE", f"socket closed: {error or 'the server has closed the connection'}")
         self._transport = None
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, status: str, text: str) -> None:
         self._is_going = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.end(Http2Error("UNAVAILABLE", text))
+            call.end(Http2Error(status, text))
+        if not self.ready.done():
+            self.ready.set_exception(Http2Error(status, text))
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take one frame."""
@@ -391,8 +402,8 @@ class _Connection(asyncio.Protocol):
                 raise _ProtocolError("padding that is longer than its frame")
             payload = payload[1 : length - payload[0]]
         call.feed(payload, length)
-        if flags & _END_STREAM:
-            self._calls.pop(number, None)
+        if flags & _END_STREAM and self._calls.pop(number, None) is not None:
+            self._stop_sending(number, call)
             call.end(Http2Error("INTERNAL", "the server has ended the stream without a status"))
 
     def _take_block(self, kind: int, flags: int, number: int, payload: bytes) -> None:
@@ -433,10 +444,16 @@ class _Connection(asyncio.Protocol):
                 return
         if is_last:
             del self._calls[number]
+            self._stop_sending(number, call)
             code = headers.get("grpc-status", "")
             status = _STATUSES[int(code)] if code.isascii() and code.isdigit() and int(code) < 17 else "UNKNOWN"
             text = unquote(headers.get("grpc-message", ""), errors="replace")
             call.end(None if status == "OK" else Http2Error(status, text))
+
+    def _stop_sending(self, number: int, call: Http2Call) -> None:
+        """Tell a server that has answered before it had all of the request that no more of that comes."""
+        if call.unsent is not None:
+            self._write(_frame(_RST_STREAM, 0, number, _NUMBER.pack(_NO_ERROR)))
 
     def _take_settings(self, flags: int, payload: bytes) -> None:
         if flags & _ACK:
@@ -458,6 +475,8 @@ class _Connection(asyncio.Protocol):
                 self._their_window = value
         self._write(_frame(_SETTINGS, _ACK, 0, b""))
         self._send_all()
+        if not self.ready.done():
+            self.ready.set_result(None)
 
     def _take_window(self, number: int, credit: int) -> None:
         if number == 0:
@@ -492,6 +511,12 @@ def _frame(kind: int, flags: int, number: int, payload: bytes | memoryview) -> b
     return b"".join((len(payload).to_bytes(3, "big"), bytes((kind, flags)), _NUMBER.pack(number), payload))
 
 
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Take note of an error, which whoever has waited for it may not do any more."""
+    if not future.cancelled():
+        future.exception()
+
+
 class Http2Channel:
     """Connections of one event loop to a server, made when a call needs one.
 
@@ -507,9 +532,11 @@ class Http2Channel:
         self._max_message_bytes = max_message_bytes
         self._connections: list[_Connection] = []
         self._connecting: asyncio.Task[_Connection] | None = None
+        self._left: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def call(
-        self, method: str, metadata: Sequence[tuple[str, str]], message: bytes, timeout_s: float
+        self, method: str, metadata: Sequence[tuple[str, str]], message: bytes, deadline: Deadline
     ) -> Http2Call:
         """Make a call.
 
@@ -517,7 +544,7 @@ class Http2Channel:
             method: Its path.
             metadata: Its headers.
             message: The request.
-            timeout_s: How long the connection may take.
+            deadline: For the connection.
 
         Raises:
             Http2Error: There is no connection to be had.
@@ -529,25 +556,39 @@ class Http2Channel:
             for _ in range(3):
                 await asyncio.sleep(0)
             connection = self._free_connection()
-        if connection is None:
-            connection = await self._connected(timeout_s)
+        while connection is None:
+            made = await self._connected(deadline)
+            if not made.has_room and not made.is_used:
+                raise Http2Error("UNAVAILABLE", "socket closed: the server has closed a new connection")
+            # Others may have waited for it, too, and be more than it takes.
+            connection = self._free_connection()
         headers = [
-            (":method", "POST"),
-            (":scheme", "https" if self._context is not None else "http"),
-            (":path", method),
-            (":authority", self._url.without_scheme),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            ("grpc-accept-encoding", "identity"),
-            ("user-agent", "pytriton-client"),
-            *metadata,
+            (":method", "POST", False),
+            (":scheme", "https" if self._context is not None else "http", False),
+            (":path", method, False),
+            (":authority", self._url.without_scheme, False),
+            ("te", "trailers", False),
+            ("content-type", "application/grpc", False),
+            ("grpc-accept-encoding", "identity", False),
+            ("user-agent", "pytriton-client", False),
+            *((name, value, True) for name, value in metadata),
         ]
         return connection.call(headers, message)
 
+    def leave(self, call: Http2Call, timeout_s: float) -> None:
+        """Take over a call whose responses are not wanted any more: it is reset where it does not end in time."""
+        if not call.has_ended:
+            task = asyncio.get_running_loop().create_task(_end(call, timeout_s))
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+
     async def close(self) -> None:
         """Close the connections; calls that are left end."""
+        self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
+        if self._left:
+            await asyncio.wait(self._left)
         for connection in self._connections:
             connection.close()
         self._connections.clear()
@@ -555,12 +596,15 @@ class Http2Channel:
     def _free_connection(self) -> _Connection | None:
         return next((each for each in self._connections if each.has_room), None)
 
-    async def _connected(self, timeout_s: float) -> _Connection:
+    async def _connected(self, deadline: Deadline) -> _Connection:
+        if self._is_closed:
+            raise Http2Error("CANCELLED", "channel closed")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._connect())
+            self._connecting.add_done_callback(_retrieve)
         # Whoever else waits for it still does when one caller leaves.
         connecting = self._connecting
-        await asyncio.wait({connecting}, timeout=timeout_s)
+        await asyncio.wait({connecting}, timeout=deadline.remaining_s())
         if not connecting.done():
             raise TimeoutError
         if connecting.cancelled():
@@ -571,34 +615,42 @@ class Http2Channel:
         for each in [each for each in self._connections if not (each.has_room or each.is_used)]:
             self._connections.remove(each)
             each.close()
+        opening = asyncio.ensure_future(self._open())
         try:
-            opened = await _open_socket(self._url)
-            loop = asyncio.get_running_loop()
-            make: Callable[[], _Connection] = lambda: _Connection(self._max_message_bytes)  # noqa: E731
-            hostname = self._url.hostname if self._context is not None else None
-            _, connection = await loop.create_connection(make, sock=opened, ssl=self._context, server_hostname=hostname)
+            await asyncio.wait({opening}, timeout=_CONNECT_S)
+        finally:
+            # Such as a host that answers nothing: the next call begins anew.
+            opening.cancel()
+        try:
+            connection = await opening
+        except asyncio.CancelledError:
+            raise Http2Error("UNAVAILABLE", f"connection attempt timed out after {_CONNECT_S:g} s") from None
         except OSError as error:
             raise Http2Error("UNAVAILABLE", f"failed to connect to all addresses; last error: {error}") from error
         self._connections.append(connection)
         return connection
 
-
-async def _open_socket(url: TritonUrl) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)
-    problem: OSError = OSError(f"the host name {url.hostname!r} has no address")
-    for family, kind, protocol, _, place in order_addresses(found, url.hostname):
-        opened = socket.socket(family, kind, protocol)
+    async def _open(self) -> _Connection:
+        opened = await open_socket(self._url.hostname, self._url.port, Attempts(self._url.hostname))
+        hostname = self._url.hostname if self._context is not None else None
+        make = functools.partial(_Connection, self._max_message_bytes)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(make, sock=opened, ssl=self._context, server_hostname=hostname)
         try:
-            opened.setblocking(False)
-            await loop.sock_connect(opened, place)
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
-            opened.close()
-            problem = error
+            await connection.ready
         except BaseException:
-            opened.close()
+            connection.close()
             raise
-        else:
-            return opened
-    raise problem
+        return connection
+
+
+async def _end(call: Http2Call, timeout_s: float) -> None:
+    """Take what still comes of a call until it ends, or its time is over."""
+    deadline = Deadline(timeout_s)
+    try:
+        while await call.receive(max(deadline.remaining_s(), 0)) is not None:
+            pass
+    except (Http2Error, TimeoutError):
+        pass  # nobody waits for it
+    finally:
+        call.reset()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._core.deadline import Deadline
-from .._route.addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
+from .._route.addresses import Attempts
+from .._route.asyncio_sockets import open_socket
 from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .connection import is_silent
 from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
@@ -53,21 +54,17 @@ async def connect(
     return task.result()
 
 
-def _close_unused(task: asyncio.Task[Connection] | asyncio.Task[socket.socket]) -> None:
+def _close_unused(task: asyncio.Task[Connection]) -> None:
     """Close a connection that was made although nobody waits for it any more."""
     if not task.cancelled() and task.exception() is None:
-        made = task.result()
-        if isinstance(made, Connection):
-            made.abort()
-        else:
-            made.close()
+        task.result().abort()
 
 
 async def _connect(
     route: Route, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, attempts: Attempts
 ) -> Connection:
     loop = asyncio.get_running_loop()
-    connecting = await _open_socket(route, attempts)
+    connecting = await open_socket(route.hostname, route.port, attempts)
     attempts.failures.clear()
     if route.tunnel:
         try:
@@ -95,59 +92,6 @@ async def _open_tunnel(connecting: socket.socket, route: Route) -> None:
             break
         head += piece
     check_tunnel(head)
-
-
-async def _open_socket(route: Route, attempts: Attempts) -> socket.socket:
-    connecting: dict[asyncio.Task[socket.socket], Address] = {}
-    left = order_addresses(await _addresses(route), route.hostname)
-    try:
-        while left or connecting:
-            if left:
-                address = left.pop(0)
-                attempts.failures[address] = None
-                connecting[asyncio.ensure_future(_connect_to(address))] = address
-            done, _ = await asyncio.wait(
-                connecting, timeout=ATTEMPT_DELAY_S if left else None, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                error = task.exception()
-                if error is None:
-                    del connecting[task]
-                    return task.result()
-                if not isinstance(error, OSError):
-                    raise error
-                attempts.failures[connecting.pop(task)] = error
-    finally:
-        for task in connecting:
-            task.cancel()
-            task.add_done_callback(_close_unused)
-    raise attempts.error()
-
-
-async def _connect_to(address: Address) -> socket.socket:
-    family, kind, protocol, _, place = address
-    connecting = socket.socket(family, kind, protocol)
-    try:
-        connecting.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connecting, place)
-        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        connecting.close()
-        raise
-    return connecting
-
-
-async def _addresses(route: Route) -> list[Any]:
-    try:
-        # A number needs no look-up, and so no thread for it.
-        return socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        loop = asyncio.get_running_loop()
-    try:
-        return await loop.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        # What the look-up says of a name with an empty label or one of more than 63 characters.
-        raise OSError(f"{route.hostname!r} cannot be a host name: {error}") from error
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -214,6 +214,7 @@ class Execution:
                     # A generator that never waits leaves no room for the others, nor for cancellations.
                     if turns.is_due():
                         await asyncio.sleep(0)
+                        turns.begin()
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
@@ -483,16 +484,17 @@ class _Turns:
         self._loop = loop
         self._since_ns: int | None = 0
 
+    def begin(self) -> None:
+        """Measure from now on how long the loop has not turned."""
+        self._since_ns = monotonic_ns()
+        self._loop.call_soon(self._note)
+
     def is_due(self) -> bool:
         """Return whether the loop has not turned for `_TURN_NS`; after the first response it is due in any case."""
         if self._since_ns is None:
-            self._since_ns = monotonic_ns()
-            self._loop.call_soon(self._note)
+            self.begin()
             return False
-        if monotonic_ns() - self._since_ns < _TURN_NS:
-            return False
-        self._since_ns = None
-        return True
+        return monotonic_ns() - self._since_ns >= _TURN_NS
 
     def _note(self) -> None:
         self._since_ns = None

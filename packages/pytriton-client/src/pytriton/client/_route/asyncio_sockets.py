@@ -1,0 +1,80 @@
+"""Sockets to a host, opened on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from .addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
+
+__all__ = ["open_socket"]
+
+
+async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.socket:
+    """Connect to the first address of a host that answers.
+
+    Args:
+        hostname: The host.
+        port: Its port.
+        attempts: Notes what becomes of each address.
+
+    Raises:
+        OSError: None can be reached, or the name has none.
+    """
+    connecting: dict[asyncio.Task[socket.socket], Address] = {}
+    left = order_addresses(await _addresses(hostname, port), hostname)
+    try:
+        while left or connecting:
+            if left:
+                address = left.pop(0)
+                attempts.failures[address] = None
+                connecting[asyncio.ensure_future(_connect_to(address))] = address
+            done, _ = await asyncio.wait(
+                connecting, timeout=ATTEMPT_DELAY_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    del connecting[task]
+                    return task.result()
+                if not isinstance(error, OSError):
+                    raise error
+                attempts.failures[connecting.pop(task)] = error
+    finally:
+        for task in connecting:
+            task.cancel()
+            task.add_done_callback(_close_unused)
+    raise attempts.error()
+
+
+def _close_unused(task: asyncio.Task[socket.socket]) -> None:
+    """Close a socket that was connected although nobody waits for it any more."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
+
+
+async def _connect_to(address: Address) -> socket.socket:
+    family, kind, protocol, _, place = address
+    connecting = socket.socket(family, kind, protocol)
+    try:
+        connecting.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connecting, place)
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+async def _addresses(hostname: str, port: int) -> list[Any]:
+    try:
+        # A number needs no look-up, and so no thread for it.
+        return socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        loop = asyncio.get_running_loop()
+    try:
+        return await loop.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        # What the look-up says of a name with an empty label or one of more than 63 characters.
+        raise OSError(f"{hostname!r} cannot be a host name: {error}") from error
