@@ -173,7 +173,7 @@ async def call(way: Way, streams: int, tokens: int, delay: float) -> list[Stream
         f"POST {way.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     # Ours begins with an event of the role, like OpenAI's; the end is an event and [DONE].
-    events = tokens + {"OpenAI": 3, "FastAPI": 2}.get(way.name, 0)
+    events = tokens + {"OpenAI": 3, "before": 3, "FastAPI": 2}.get(way.name, 0)
     calls = []
     for _ in range(streams):
         done: asyncio.Future[Stream] = loop.create_future()
@@ -208,9 +208,18 @@ def processor_s(root: int) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def started(command: list[str], folder: str, patterns: list[str]) -> Iterator[tuple[int, list[str]]]:
+def started(
+    command: list[str], folder: str, patterns: list[str], **environment: str
+) -> Iterator[tuple[int, list[str]]]:
     """Run a server until it has told its addresses; yield its process and these."""
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
         try:
             written = ""
             while not all(re.search(pattern, written) for pattern in patterns):
@@ -265,6 +274,7 @@ def main() -> int:
     parser.add_argument("--delay", type=float, default=0.0, help="between tokens, in seconds")
     parser.add_argument("--by-thread", action="store_true", help="tell the processor time of each thread, too")
     parser.add_argument("--ways", default="OpenAI,FastAPI,generate_stream")
+    parser.add_argument("--before", help="folder with packages of an earlier version, which takes its turn, too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         Path(folder, "app.py").write_text(OURS)
@@ -276,6 +286,9 @@ def main() -> int:
             "OpenAI": Way("OpenAI", address(openai), "/v1/chat/completions", root),
             "generate_stream": Way("generate_stream", address(http), "/v2/models/count/generate_stream", root),
         }
+        if given.before:
+            root, (_, openai) = stack.enter_context(started(serve, folder, patterns, PYTHONPATH=given.before))
+            ways["before"] = Way("before", address(openai), "/v1/chat/completions", root)
         if "FastAPI" in given.ways:
             port = "0"
             import socket
@@ -291,7 +304,7 @@ def main() -> int:
                 time.sleep(0.1)
             ways["FastAPI"] = Way("FastAPI", ("127.0.0.1", int(port)), "/v1/chat/completions", process.pid)
         print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; delay {given.delay} s")
-        chosen = [ways[name] for name in given.ways.split(",")]
+        chosen = [ways[name] for name in [*given.ways.split(","), *(["before"] if given.before else [])]]
         for way in chosen:
             measure(way, 4, 20, 0.0, by_thread=False)
         for streams in map(int, given.streams.split(",")):
