@@ -79,7 +79,7 @@ HELD_OFF_BY: dict[str, tuple[str, ...]] = {
         "tests/server/test_metrics.py::test_metrics_of_the_user_are_on_the_page",
     ),
     "13 a command without undeclared dependencies, types, a client of its own": (
-        "tests/command_line/test_command_line.py::test_check_is_what_it_does_without_a_command",
+        "tests/command_line/test_command_line.py::test_without_a_command_it_shows_the_commands_by_use",
         "tests/project/test_packaging.py::test_every_package_is_typed",
         "tests/project/test_installed_wheels.py::test_type_checkers_see_the_types_of_the_wheels",
         f"{CLIENT}/client/test_package.py",

@@ -1,6 +1,5 @@
 """What somebody wants to know of a server that has just been started."""
 
-import contextlib
 import html
 import json
 import logging
@@ -13,7 +12,7 @@ from typing import Any
 from pytriton.model_config.dtypes import wire_name
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 from pytriton.proxy_backend.system.escapes import is_terminal
-from pytriton.proxy_backend.system.log_gate import is_log_set_up
+from pytriton.proxy_backend.system.log_gate import is_log_set_up, set_gate
 from pytriton.triton._description import TritonDescription
 
 __all__ = ["describe_as_html", "present", "say_ready"]
@@ -56,10 +55,11 @@ def say_ready(description: TritonDescription) -> None:
     names = ", ".join(dict.fromkeys([*(model.name for model in description.models), *description.folders]))
     urls = " and ".join(description.urls[name] for name in ("http", "grpc") if name in description.urls)
     line = f"pytriton: {names or 'no model yet'} served{urls and f' at {urls}'}; Ctrl+C or SIGTERM stops it."
-    # There may be none, and it may be a pipe that nobody reads any more.
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+        handler = logging.StreamHandler()
+        # It may be a pipe that nobody reads.
+        set_gate(handler, for_all=True)
+        handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, "%s", (line,), None))
 
 
 def _lines(description: TritonDescription) -> Iterator[str]:

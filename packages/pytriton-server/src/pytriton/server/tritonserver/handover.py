@@ -108,14 +108,12 @@ class Handover:
 
     def assign(self, role: Role) -> None:
         """Let the server do something else from now on."""
-        if self._page_descriptor >= 0:
-            os.pwrite(self._page_descriptor, bytes([role]), _ROLE)
+        self._write(bytes([role]), _ROLE)
 
     def mark_complete(self) -> None:
         """Have the guard tell who asks for a model that is not there that no other is about to come."""
         self.is_complete = True
-        if self._page_descriptor >= 0:
-            os.pwrite(self._page_descriptor, b"\1", _IS_COMPLETE)
+        self._write(b"\1", _IS_COMPLETE)
 
     def reached(self) -> frozenset[Protection]:
         """Return what the guard has come to do so far; nothing once this is closed."""
@@ -127,13 +125,17 @@ class Handover:
     @contextlib.contextmanager
     def tried(self) -> Iterator[None]:
         """Have the guard log nothing of what it refuses within: it is asked by who tries it out."""
-        with self._lock, contextlib.suppress(OSError):
-            os.pwrite(self._page_descriptor, b"\1", _IS_TRIED)
+        self._write(b"\1", _IS_TRIED)
         try:
             yield
         finally:
-            with self._lock, contextlib.suppress(OSError):
-                os.pwrite(self._page_descriptor, b"\0", _IS_TRIED)
+            self._write(b"\0", _IS_TRIED)
+
+    def _write(self, content: bytes, place: int) -> None:
+        """Write to the page, unless the server has gone, which another thread may notice at any time."""
+        with self._lock:
+            if self._page_descriptor >= 0:
+                os.pwrite(self._page_descriptor, content, place)
 
     def close_given(self) -> None:
         """Close what the server has inherited."""
