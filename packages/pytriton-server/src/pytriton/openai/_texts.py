@@ -27,7 +27,8 @@ __all__ = ["Part", "Stops", "merged", "read_parts"]
 
 T = TypeVar("T")
 
-_MOST_TOGETHER = 64
+# More would keep the event loop from the others for too long.
+_MOST_TOGETHER = 8
 
 
 class Stops:
