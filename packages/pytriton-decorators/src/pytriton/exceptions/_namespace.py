@@ -1,4 +1,4 @@
-"""Refuses to work inside a `pytriton` package of somebody else.
+"""Refuses to work inside a `pytriton` package of somebody else, and gives `pytriton` its version.
 
 `pytriton` is a namespace package: several distributions put their parts below it and none owns it, so it has no file.
 Where a distribution brings a regular package of that name, as `nvidia-pytriton` does, Python runs that one's code first
@@ -6,6 +6,7 @@ and mixes its modules with ours. Every distribution holds the same copy of this 
 """
 
 import sys
+from typing import Any
 
 __all__ = ["require_namespace_package"]
 
@@ -27,3 +28,18 @@ def require_namespace_package() -> None:
             name="pytriton",
             path=file,
         )
+    vars(sys.modules["pytriton"])["__getattr__"] = _namespace_attribute
+
+
+def _namespace_attribute(name: str) -> Any:
+    """Find `pytriton.__version__` when it is read: a namespace package has no file that could hold it."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        # They are pinned to each other; any of them may be installed alone.
+        for distribution in ("pytriton-server", "pytriton-client", "pytriton-decorators", "pytriton-proxy-backend"):
+            try:
+                return version(distribution)
+            except PackageNotFoundError:
+                continue
+    raise AttributeError(f"module 'pytriton' has no attribute {name!r}")

@@ -110,7 +110,7 @@ class ModelWarmup:
     """Rows of each request. Has no meaning for a model without batching."""
     inputs: dict[str, WarmupInput]
     """By name of the input. The callable gets these and no others, so leave out what it can do without."""
-    count: int
+    count: int = 1
     """How often the request is made, for each callable."""
 
     def __post_init__(self) -> None:
