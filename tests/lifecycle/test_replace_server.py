@@ -75,7 +75,7 @@ def counting(config: TritonConfig) -> Iterator[tuple[Triton, Callable[[], list[i
 
 
 def pid_of(triton: Triton) -> int:
-    process = triton._server.process if triton._server is not None else None
+    process = triton._server.server.process if triton._server is not None else None
     assert process is not None
     return int(process.pid or 0)
 

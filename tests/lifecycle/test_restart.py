@@ -54,7 +54,7 @@ def ask(triton: Triton, model: str = "m", value: float = 7.0) -> float:
 
 
 def is_served_by(triton: Triton, pid: int) -> bool:
-    process = triton._server.process if triton._server is not None else None
+    process = triton._server.server.process if triton._server is not None else None
     return process is not None and process.is_running and process.pid == pid
 
 

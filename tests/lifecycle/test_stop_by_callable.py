@@ -154,7 +154,7 @@ def infers(triton: Triton) -> list[int]:
     """One for each request that the model `m` has answered."""
     session = triton._server
     assert session is not None
-    return [1] * int(session.control.statistics("m", 1)["inference_count"])
+    return [1] * int(session.server.control.statistics("m", 1)["inference_count"])
 
 
 def test_rebind_of_what_is_wrong_is_refused_at_once() -> None:

@@ -72,7 +72,7 @@ def test_an_environment_that_is_not_there_is_a_load_error(tmp_path: Path) -> Non
     parameters = 'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/no/such/env" } }\n'
     write(tmp_path, "apart", MODEL, f'backend: "python"\n{TENSORS}{parameters}')
     with served(tmp_path, exit_on_error=False) as triton:
-        states = {state.name: state for state in triton._server.control.index()}  # type: ignore[union-attr]
+        states = {state.name: state for state in triton._server.server.control.index()}  # type: ignore[union-attr]
         assert states["apart"].reason == "Internal: Failed to get the canonical path for /no/such/env."
 
 
@@ -81,5 +81,5 @@ def test_an_environment_without_numpy_says_so(tmp_path: Path) -> None:
     parameters = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{tmp_path}/env" }} }}\n'
     write(tmp_path / "models", "apart", MODEL, f'backend: "python"\n{TENSORS}{parameters}')
     with served(tmp_path / "models", exit_on_error=False) as triton:
-        states = {state.name: state for state in triton._server.control.index()}  # type: ignore[union-attr]
+        states = {state.name: state for state in triton._server.server.control.index()}  # type: ignore[union-attr]
         assert "expected numpy in its environment, received No module named 'numpy'" in str(states["apart"].reason)

@@ -73,9 +73,9 @@ def infer(url: str | None, model: str, values: list[float], version: int | None 
 def server_pid(triton: Triton) -> int:
     session = triton._server
     assert session is not None
-    assert session.process is not None
-    assert session.process.pid is not None
-    return session.process.pid
+    assert session.server.process is not None
+    assert session.server.process.pid is not None
+    return session.server.process.pid
 
 
 def home() -> list[Path]:
@@ -689,7 +689,7 @@ def test_statistics(make_triton: MakeTriton) -> None:
     infer(triton.http_url, "double", [3])
     session = triton._server
     assert session is not None
-    assert session.control.statistics("double", 1)["inference_count"] == 1
+    assert session.server.control.statistics("double", 1)["inference_count"] == 1
 
 
 # ---- whole programs ------------------------------------------------------------------------------------------------
@@ -722,7 +722,7 @@ mode = sys.argv[1]
 def announce():
     while not triton.is_alive():
         time.sleep(0.01)
-    print(triton.http_url, triton._session.process.pid, flush=True)
+    print(triton.http_url, triton._session.server.process.pid, flush=True)
 
 def handle(*_):
     print("mine", flush=True)

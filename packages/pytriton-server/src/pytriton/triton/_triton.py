@@ -283,8 +283,7 @@ class Triton(TritonBase):
             except StartCancelled:
                 raise TritonServerStartError("The server was stopped while it was being replaced.") from None
             finally:
-                self._config = server.config
-            logger.info("The server was replaced by process %d.", server.process.pid if server.process else 0)
+                self._config = server.server.config
 
     def guard_states(self) -> dict[str, bool]:
         """Return which protections of the guard are in force, by name; empty without one, and where no server runs.
@@ -347,7 +346,7 @@ class Triton(TritonBase):
             guard=self._guard,
             unresponsive_timeout_s=self._unresponsive_timeout_s,
             folders=self._folders.values(),
-            outcomes=None if self._server is None else self._server.outcomes,
+            outcomes=None if self._server is None else self._server.server.outcomes,
             on_exit=self._on_exit,
             on_unrecoverable=self._on_unrecoverable,
         )
@@ -360,7 +359,7 @@ class Triton(TritonBase):
         return self._server if self._session is not None else None
 
     def _ports(self) -> ReservedPorts | None:
-        return None if (server := self._current()) is None else server.ports
+        return None if (current := self._current()) is None else current.server.ports
 
     def _urls(self) -> Sequence[str]:
         return [url for url in (self.http_url, self.grpc_url) if url is not None]
@@ -369,7 +368,7 @@ class Triton(TritonBase):
         return STARTUP_TIMEOUT_S
 
     def _present(self) -> None:
-        mark_complete(None if self._server is None else self._server.process)
+        mark_complete(None if self._server is None else self._server.server.process)
         present(self.describe())
 
     def _linger_s(self) -> float | None:
@@ -436,7 +435,7 @@ class Triton(TritonBase):
         raise StartCancelled
 
     def _give_up(self, session: ServerSession, crashes: int, error: PyTritonError | None) -> None:
-        process = session.process
+        process = session.server.process
         lines = process.log_tail if process is not None else []
         failure = TritonServerExitedError(
             f"tritonserver is not started again after {crashes} crashes: RestartPolicy allows no more in its time."

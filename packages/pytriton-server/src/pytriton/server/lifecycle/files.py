@@ -16,7 +16,7 @@ from pytriton.server.errors import TritonModelLoadError, TritonServerError, Work
 from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.service import WorkerService
-from pytriton.server.settings.config import WORKERS
+from pytriton.server.settings.config import WORKERS, TritonConfig
 from pytriton.server.tritonserver.backends import make_backends, make_python_backend
 from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.command_line import ServerFolders
@@ -236,6 +236,42 @@ class ServerFiles:
             reason=reason,
             log_lines=self._log_tail(),
         )
+
+    def check_loaded(self, config: TritonConfig) -> None:
+        """Check that the running server has loaded what is here, and what else it was to load.
+
+        Args:
+            config: Its settings.
+
+        Raises:
+            TritonModelLoadError: It has not.
+        """
+        states = {(state.name, state.version): state for state in self._control().index()}
+        for model in self._host.models:
+            state = states.get((model.name, model.version))
+            if state is None or state.state != "READY":
+                raise self._host.load_error(
+                    model, state.reason if state is not None else "it is not in the server's list of models"
+                )
+        # The user's own folders first.
+        for state in sorted(states.values(), key=lambda state: state.name not in self.linked):
+            if state.state != "UNAVAILABLE":
+                continue
+            if state.name in self.linked:
+                raise self.folder_error(state.name, state.version, state.reason)
+            if config.exit_on_error is not False:
+                raise TritonModelLoadError(
+                    f"tritonserver cannot load model {state.name!r} of {config.model_repository}: "
+                    f"{state.reason.rstrip().removesuffix('.')}. "
+                    "Mend the model, or set TritonConfig.exit_on_error=False to serve without it.",
+                    model_name=state.name,
+                    model_version=state.version,
+                    reason=state.reason,
+                )
+
+    def remove(self) -> None:
+        """Remove all of them, when the server is gone."""
+        self._workspace.clean()
 
     def _of(self, models: Sequence[WorkerService]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
         """Return the configuration of one name, and the files of its versions."""

@@ -14,30 +14,34 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from pytriton.exceptions import PyTritonValidationError
+from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.proxy_backend import BACKEND_NAME, ProxyBackendError, library_path
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.proxy_backend.transport.calls import Calls
+from pytriton.server.control.http import Control
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
+from pytriton.server.lifecycle.ending import END_S, EXIT_MARGIN_S, drain_s
+from pytriton.server.lifecycle.files import ServerFiles
+from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.lifecycle.running import RunningServer
 from pytriton.server.lifecycle.startup import POLL_S, is_open
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.settings.preflight import check_settings
+from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.tritonserver.backends import make_backends
-from pytriton.server.tritonserver.binary import TritonServerBinary
-from pytriton.server.tritonserver.command_line import ServerFolders, build_command
-from pytriton.server.tritonserver.guard import Guard
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.command_line import build_command, is_controlled
+from pytriton.server.tritonserver.guard import find_guard
 from pytriton.server.tritonserver.handover import Handover, Role
-from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
+from pytriton.server.tritonserver.options import check_options
+from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 from pytriton.server.workspace import Workspace
 
 __all__ = ["Replacement", "check_same_places", "wait_standing_by"]
 
 logger = logging.getLogger(__name__)
-
-MakeProcess = Callable[[Sequence[str], TritonConfig, Guard, Handover], ServerProcess]
-"""Makes the process of a server, which is not started yet."""
 
 _FIXED = frozenset({"allow_http", "allow_grpc", "allow_metrics", "allow_sagemaker", "allow_vertex_ai", "python_models"})
 # As long as its name, since a socket's path has little room.
@@ -217,51 +221,66 @@ def knock(endpoints: Iterable[Endpoint]) -> None:
 class Replacement:
     """A server that takes the place of a running one: its methods are the steps, in their order.
 
-    `put_back` is for an error in a step up to `drain`; `finish` follows `take_over`, whatever becomes of that.
+    `put_back` is for an error in a step up to `adopt`; `finish` follows `take_over`, whatever becomes of that.
 
     Args:
-        old: The process of the running one.
-        old_handover: By which its guard is told its role.
-        ports: Where it listens.
-        folders: What it has been given.
-        binary: The new server.
-        guard: The guard of the new one.
-        workspace: The files of both, where the new one gets a folder for its backends.
-        endpoints: Where the sockets of the models are.
-        names: The names of the models.
+        server: The running one.
+        host: Its models.
+        files: What is in its workspace.
+        workspace: The workspace, where the new one gets a folder for its backends.
+        config: The settings of the new one.
+        server_dir: The folder of the new one; None is the one that a start would take.
+
+    Raises:
+        PyTritonInvalidOperationError: The running one cannot be replaced.
+        PyTritonValidationError: The settings say other places, or are not acceptable.
+        TritonServerNotFoundError: There is no tritonserver in `server_dir`.
     """
 
-    # Made by `start`.
+    # Made by `start` and `adopt`.
     _handover: Handover
+    _old_control: Control
 
     def __init__(
         self,
-        old: ServerProcess,
-        old_handover: Handover,
-        ports: ReservedPorts,
-        folders: ServerFolders,
-        *,
-        binary: TritonServerBinary,
-        guard: Guard,
+        server: RunningServer,
+        host: ModelHost,
+        files: ServerFiles,
         workspace: Workspace,
-        endpoints: Path,
-        names: Sequence[str],
+        config: TritonConfig,
+        server_dir: Path | None,
     ) -> None:
+        old, ports, folders = server.process, server.ports, files.folders
+        if old is None or ports is None or folders is None or not server.is_running:
+            raise PyTritonInvalidOperationError("No server runs that could be replaced.")
+        if old.handover is None or files.supervisor is not None or not is_controlled(config):
+            raise PyTritonInvalidOperationError(
+                "The server cannot be replaced while it serves: that needs the guard, models that are bound (none by "
+                "its folder), and TritonConfig.model_control_mode='explicit' or unset. Stop it, and start it again."
+            )
+        check_same_places(server.config, config)
+        check_settings(config, server.security)
+        self.binary = find_tritonserver(server_dir)
+        """The program of the new one."""
+        check_options(config, self.binary)
+        self._guard = find_guard(server.guard, self.binary.executable)
+        if self._guard.library is None:
+            raise PyTritonInvalidOperationError(f"{self.binary.executable} cannot take over: {self._guard.obstacle}.")
         backends = Path(tempfile.mkdtemp(prefix="backends-", dir=workspace.path))
-        make_backends(backends, binary, {BACKEND_NAME: library_path()})
-        caches = binary.caches_dir if binary.caches_dir.is_dir() else None
-        self.folders = dataclasses.replace(folders, executable=binary.executable, backends=backends, caches=caches)
-        """What the new one is given."""
-        self.ports = ports.for_successor()
-        """Where the new one listens."""
-        self._old, self._old_handover, self._old_folders = old, old_handover, folders
-        self._guard = guard
-        self._names = names
-        self._workspace = workspace
+        make_backends(backends, self.binary, {BACKEND_NAME: library_path()})
+        caches = self.binary.caches_dir if self.binary.caches_dir.is_dir() else None
+        self._folders = dataclasses.replace(
+            folders, executable=self.binary.executable, backends=backends, caches=caches
+        )
+        self._ports = ports.for_successor()
+        self._server, self._files, self._workspace = server, files, workspace
+        self._config, self._old_config = config, server.config
+        self._old, self._old_handover, self._old_folders = old, old.handover, folders
+        self._names = [model.name for model in host.models]
         self._fronts = [each for each in (ports.http, ports.grpc) if each is not None]
         self.started: ServerProcess | None = None
         """The process of the new one; None before `start`."""
-        self._sockets = _ParkedSockets(endpoints)
+        self._sockets = _ParkedSockets(host.endpoints)
 
     @property
     def process(self) -> ServerProcess:
@@ -270,15 +289,16 @@ class Replacement:
             raise TritonServerStartError("The tritonserver that is to replace the running one was not started.")
         return self.started
 
-    def start(self, config: TritonConfig, security: TritonSecurityConfig, make_process: MakeProcess) -> None:
+    def start(self) -> None:
         """Start the new one beside the running one, whose sockets it gets the paths of."""
+        self._files.resize_cache(local_cache_bytes(self._config.cache_config))
         self._sockets.park()
         # It serves all, or ends and says why: nobody could ask it.
-        strict = dataclasses.replace(config, exit_on_error=config.exit_on_error is not False)
-        command = build_command(strict, security, self.folders, self.ports, self._names)
+        strict = dataclasses.replace(self._config, exit_on_error=self._config.exit_on_error is not False)
+        command = build_command(strict, self._server.security, self._folders, self._ports, self._names)
         former = self._old_handover
         self._handover = Handover(former.listeners, role=Role.STANDING_BY, complete=former.is_complete)
-        self.started = make_process(command, config, self._guard, self._handover)
+        self.started = self._server.make_process(command, self._config, self._guard, self._handover)
         self.started.start()
 
     def stand_by(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
@@ -287,7 +307,7 @@ class Replacement:
             self.process,
             self._handover,
             self._fronts,
-            [each for each in self.ports if each not in self._fronts],
+            [each for each in self._ports if each not in self._fronts],
             self._sockets.freed,
             old=self._old,
             timeout_s=timeout_s,
@@ -301,7 +321,7 @@ class Replacement:
         self._old_handover.assign(Role.STANDING_BY)
         knock(self._fronts)
 
-    def drain(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def drain(self, cancelled: Callable[[], bool]) -> None:
         """Wait until the one before has answered what it has got.
 
         Raises:
@@ -311,7 +331,7 @@ class Replacement:
         new = self.process
         wait_idle(
             self._sockets,
-            timeout_s=timeout_s,
+            timeout_s=drain_s(self._config),
             ended=lambda seconds: new.wait(seconds) or not self._old.is_running or cancelled(),
         )
         if cancelled():
@@ -324,25 +344,36 @@ class Replacement:
                 log_lines=new.log_tail,
             )
 
-    def put_back(self, patience_s: float, cancelled: Callable[[], bool]) -> None:
+    def adopt(self) -> None:
+        """Make the new one the process that serves."""
+        self._old_control = self._server.adopt(self.process, self._ports, self._config)
+        self._files.belong_to(self.binary, self._folders)
+
+    def put_back(self, cancelled: Callable[[], bool]) -> None:
         """End the new one, and let the one before serve as before."""
         self._old_handover.assign(Role.SERVING)
         if self.started is not None:
-            self.started.stop(patience_s, hurried=cancelled)
+            self.started.stop(EXIT_MARGIN_S, hurried=cancelled)
         self._sockets.put_back()
         knock(self._fronts)
-        shutil.rmtree(self.folders.backends, ignore_errors=True)
+        shutil.rmtree(self._folders.backends, ignore_errors=True)
+        self._files.resize_cache(local_cache_bytes(self._old_config.cache_config))
+
+    def release_ports(self) -> None:
+        """Let go of the port that was reserved for the new one, when it has bound it or never will."""
+        self._ports.release()
 
     def take_over(self) -> None:
         """Have the workers leave the one before at once: its end takes a second, for which they do not wait."""
         self._old_handover.assign(Role.LEFT)
         self._sockets.unload(self._names)
 
-    def finish(self, patience_s: float, cancelled: Callable[[], bool]) -> None:
+    def finish(self, cancelled: Callable[[], bool]) -> None:
         """End the one before, and remove what it had."""
-        self._old.stop(patience_s, hurried=cancelled)
+        self._old.stop(END_S, hurried=cancelled)
         self._sockets.remove()
         shutil.rmtree(self._old_folders.backends, ignore_errors=True)
         # Without the folder of the first server, the workspace would count as removed, and be written anew.
         with contextlib.suppress(FileNotFoundError):
             self._workspace.backends_path.mkdir(mode=0o700, exist_ok=True)
+        self._old_control.close()

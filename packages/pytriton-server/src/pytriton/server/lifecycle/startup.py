@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from pytriton.server.control.http import Control
-from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
+from pytriton.server.errors import TritonModelLoadError, TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.models.workers import StartCancelled
+from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.options import explain_misfit
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 
-__all__ = ["POLL_S", "is_open", "wait_guarded", "wait_until_up"]
+__all__ = ["POLL_S", "find_misfit", "is_open", "wait_guarded", "wait_until_up"]
 
 POLL_S = 0.01
 """Time between two questions to a server that is coming up, in seconds."""
@@ -136,3 +138,15 @@ def is_open(endpoint: Endpoint) -> bool:
     except OSError:
         return False
     return True
+
+
+def find_misfit(
+    error: BaseException, binary: TritonServerBinary, process: ServerProcess | None, note: str = ""
+) -> TritonServerStartError | None:
+    """Return what to raise in place of an error because the server lacks what this package needs; None if not."""
+    if process is None or not isinstance(error, (TritonServerStartError, TritonModelLoadError)):
+        return None
+    text = explain_misfit(binary, process.command, [str(error), *error.log_lines])
+    if text is None:
+        return None
+    return TritonServerStartError(f"{note}{text}", exit_code=error.exit_code, log_lines=error.log_lines)
