@@ -42,6 +42,7 @@ PUBLIC = {
         "describe_tensors",
         "find_signature",
         "load_infer_func",
+        "reads_parameters",
         "set_served_model",
     },
     "pytriton.decorators.testing": {"Harness", "HarnessRequest", "Result", "make_request"},

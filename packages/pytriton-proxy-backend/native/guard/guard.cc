@@ -14,6 +14,8 @@
 //   signal                      to be dead at once after a crash, with a word of why: see crash.h
 //   TRITONSERVER_InferenceRequestSetResponseCallback
 //                               to know how requests end: see outcomes.h
+//   TRITONSERVER_InferenceRequestSet...Parameter
+//                               names that are no inputs: see generate_errors.h
 //   TRITONSERVER_ServerOptionsSetLogFile
 //                               to open the log anew once its file was moved: see log_file.h
 //   shm_open                    names that only Triton's Python backend may use
@@ -62,9 +64,11 @@
 #include "../grpc/front_end.h"
 #include "connections.h"
 #include "crash.h"
+#include "generate_errors.h"
 #include "hooks.h"
 #include "http_callers.h"
 #include "instance_threads.h"
+#include "json_reader.h"
 #include "listeners.h"
 #include "log_file.h"
 #include "outcomes.h"
@@ -81,6 +85,7 @@ struct TRITONSERVER_BufferAttributes;
 struct TRITONSERVER_Error;
 struct TRITONSERVER_InferenceRequest;
 struct TRITONSERVER_InferenceResponse;
+struct TRITONSERVER_Message;
 struct TRITONSERVER_ResponseAllocator;
 struct TRITONSERVER_Server;
 
@@ -133,6 +138,8 @@ struct TritonFunctions {
   int (*error_code)(TRITONSERVER_Error* error);
   const char* (*error_text)(TRITONSERVER_Error* error);
   TRITONSERVER_Error* (*response_error)(TRITONSERVER_InferenceResponse* response);
+  TRITONSERVER_Error* (*to_json)(TRITONSERVER_Message* message, const char** text, size_t* size);
+  TRITONSERVER_Error* (*delete_message)(TRITONSERVER_Message* message);
   TRITONSERVER_Error* (*properties)(TRITONSERVER_Server* server, const char* model, int64_t version, uint32_t* flags,
                                     void* none);
 };
@@ -161,6 +168,7 @@ struct Guard {
   uint64_t max_pieces = 0;
   bool has_gpu = false;
   bool makes_spans = false;
+  bool hides_models = false;  // who may not ask for the inputs of a model is not told of them
   std::string python_backend_prefix;
   Connections connections;
   HttpCallers callers{CancelRequest};
@@ -568,6 +576,10 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
     request->is_stream = path.is_stream;
     request->has_chunks = path.has_chunks;
+    request->is_post = path.is_post;
+    if (const RequestText* text = connection->scan.text(); text != nullptr) {
+      request->generate = std::make_unique<GenerateRequest>(GenerateRequest{path.model, path.version, path.endpoint, *text});
+    }
   }
   connection->unanswered.push_back(std::move(request));
 }
@@ -641,14 +653,38 @@ std::string_view StatusOf(const Connection& connection, std::string_view begin) 
   return begin.substr(std::min(begin.size(), kStatus));
 }
 
+// The inputs of a model; none where it is not there.
+std::vector<GenerateInput> InputsOf(Guard* guard, const GenerateRequest& request);
+
+// What an answer to a request says in place of the front end's words; empty: those stay.
+std::string BetterError(Guard* guard, const RequestOutcome& request, int status) {
+  if (status == kNotAllowed && !request.is_post) return "inference takes POST, with the inputs as JSON: curl sends it with -d '{...}'";
+  const bool is_wrong = status == 400 || status == 500;
+  if (!is_wrong || request.generate == nullptr || request.is_submitted || guard->hides_models) return "";
+  const GenerateRequest& generate = *request.generate;
+  const bool has_parameters =
+      guard->limits.generate_extra_names != 0 || guard->models.HasParameters(generate.model, generate.version);
+  const std::vector<GenerateInput> inputs = InputsOf(guard, generate);
+  return inputs.empty() ? "" : FindGenerateError(generate, inputs, has_parameters);
+}
+
 // Before a response is written: its caller may look at the counts as soon as it has it.
-void BeginResponse(Connection* connection, std::string_view status) {
+void BeginResponse(Guard* guard, Connection* connection, std::string_view status) {
   if (status.empty() || connection->corrected != nullptr) return;
   RequestOutcome* const request = connection->unanswered.front().get();
   if (request == nullptr) return;
   const int code = std::atoi(std::string(status.substr(0, 3)).c_str());
-  const Outcome outcome = request->NotedOr(OutcomeOfStatus(code, request->is_submitted));
+  const std::string error = code < 400 ? "" : BetterError(guard, *request, code);
+  const Outcome outcome =
+      error.empty() ? request->NotedOr(OutcomeOfStatus(code, request->is_submitted)) : Outcome::kInvalid;
   if (!request->is_stream || !request->is_submitted) request->Count(outcome);
+  if (!error.empty()) {
+    const bool is_method = code == kNotAllowed;
+    connection->corrected =
+        std::make_unique<HttpResponse>(StatusText(is_method ? kNotAllowed : 400), !request->has_chunks,
+                                       "{\"error\":" + JsonString(error) + "}", is_method ? "Allow: POST\r\n" : "");
+    return;
+  }
   const int right = StatusOfOutcome(outcome, code);
   if (right == 0 && request->has_chunks) return;
   connection->corrected = std::make_unique<HttpResponse>(right == 0 ? "" : StatusText(right), !request->has_chunks);
@@ -732,7 +768,10 @@ TRITONSERVER_Error* SubmitWatched(Submit submit) {
   TRITONSERVER_Error* const error = submit();
   if (request == nullptr) return error;
   request->is_submitted = error == nullptr;
-  if (error == nullptr) return error;
+  if (error == nullptr) {
+    request->generate.reset();
+    return error;
+  }
   delete watched;
   NoteError(request.get(), error);
   return error;
@@ -861,6 +900,46 @@ void StartFrontEnd(Guard& guard, int argc, char** argv) {
   g_in_force.load()->front_end.store(front_end, std::memory_order_release);
 }
 
+// Takes the text out of a message of Triton's, which is gone then.
+std::string TakeText(TRITONSERVER_Message* message) {
+  const char* text = nullptr;
+  size_t size = 0;
+  TRITONSERVER_Error* const error = g_triton.to_json(message, &text, &size);
+  std::string taken = error == nullptr && text != nullptr ? std::string(text, size) : "";
+  if (error != nullptr) g_triton.delete_error(error);
+  if (TRITONSERVER_Error* const kept = g_triton.delete_message(message); kept != nullptr) g_triton.delete_error(kept);
+  return taken;
+}
+
+std::vector<GenerateInput> InputsOf(Guard* guard, const GenerateRequest& request) {
+  using Ask = TRITONSERVER_Error* (*)(TRITONSERVER_Server*, const char*, int64_t, uint32_t, void**);
+  const auto ask = reinterpret_cast<Ask>(FindNext(Hook::TRITONSERVER_ServerModelConfig));
+  if (ask == nullptr || g_triton.to_json == nullptr || g_triton.delete_message == nullptr) return {};
+  void* message = nullptr;
+  {
+    const std::shared_lock<std::shared_mutex> lock(guard->server.mutex);
+    if (guard->server.server == nullptr) return {};
+    TRITONSERVER_Error* const error = ask(guard->server.server, request.model.c_str(), request.version, 1, &message);
+    if (error != nullptr) {
+      g_triton.delete_error(error);
+      return {};
+    }
+  }
+  return ReadInputs(TakeText(static_cast<TRITONSERVER_Message*>(message)));
+}
+
+// Triton makes a parameter of each name of a request to `generate` that is no input. A model that reads none would answer
+// as if the name was right. What stands among `parameters` is meant as such. Null where nothing is wrong.
+TRITONSERVER_Error* CheckName(const TRITONSERVER_InferenceRequest* request, const char* name) {
+  Guard* guard = Active();
+  if (guard == nullptr || name == nullptr || t_paused < 0 || guard->limits.generate_extra_names != 0) return nullptr;
+  const auto outcome = FindOutcome(guard, request);
+  if (outcome == nullptr || outcome->generate == nullptr || std::strcmp(name, "id") == 0) return nullptr;
+  const GenerateRequest& generate = *outcome->generate;
+  if (guard->models.HasParameters(generate.model, generate.version) || !HasMember(generate.body, name)) return nullptr;
+  return g_triton.make_error(kInvalidArgument, ("'" + NameText(name) + "' is no input of the model").c_str());
+}
+
 // Whether any version of a model is served.
 bool HasModel(const std::string& model) {
   Guard* const guard = Active();
@@ -887,6 +966,8 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   Find(&g_triton.error_text, "TRITONSERVER_ErrorMessage");
   Find(&g_triton.response_error, "TRITONSERVER_InferenceResponseError");
   Find(&g_triton.properties, "TRITONSERVER_ServerModelTransactionProperties");
+  Find(&g_triton.to_json, "TRITONSERVER_MessageSerializeToJson");
+  Find(&g_triton.delete_message, "TRITONSERVER_MessageDelete");
   ReadSecrets(argc, argv);
   // Never freed: threads run until the end.
   Guard& guard = *new Guard;
@@ -909,6 +990,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   // Before those: what it cannot mend is a crash.
   HandleSharedMemoryFaults();
   guard.makes_spans = MakesSpans(argc, argv);
+  guard.hides_models = RestrictsModels(argc, argv);
   StartFrontEnd(guard, argc, argv);
   Log('I', "active " + std::to_string(kVersion) + ": requests of up to " + Bytes(guard.limits.max_request_bytes) +
                ", inputs of up to " + Bytes(guard.limits.max_input_bytes) + ", JSON " +
@@ -1078,7 +1160,7 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
   if (connection == nullptr) return next(fd, parts, count);
   const std::string_view status = StatusOf(*connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
-  BeginResponse(connection, status);
+  BeginResponse(guard, connection, status);
   const bool is_right = connection->corrected == nullptr;
   const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
   if (size > 0 && !status.empty()) OnResponse(guard, connection);
@@ -1210,7 +1292,29 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetIntParameter(TRITONSE
   const auto next = NEXT(TRITONSERVER_InferenceRequestSetIntParameter);
   grpc::FrontEnd* const front_end = ActiveFrontEnd();
   if (front_end != nullptr && front_end->forwarded().OnParameter(request, name, value)) return nullptr;
-  return next(request, name, value);
+  TRITONSERVER_Error* const error = CheckName(request, name);
+  return error != nullptr ? error : next(request, name, value);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetStringParameter(TRITONSERVER_InferenceRequest* request,
+                                                                           const char* name, const char* value) {
+  const auto next = NEXT(TRITONSERVER_InferenceRequestSetStringParameter);
+  TRITONSERVER_Error* const error = CheckName(request, name);
+  return error != nullptr ? error : next(request, name, value);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetBoolParameter(TRITONSERVER_InferenceRequest* request,
+                                                                         const char* name, bool value) {
+  const auto next = NEXT(TRITONSERVER_InferenceRequestSetBoolParameter);
+  TRITONSERVER_Error* const error = CheckName(request, name);
+  return error != nullptr ? error : next(request, name, value);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetDoubleParameter(TRITONSERVER_InferenceRequest* request,
+                                                                           const char* name, double value) {
+  const auto next = NEXT(TRITONSERVER_InferenceRequestSetDoubleParameter);
+  TRITONSERVER_Error* const error = CheckName(request, name);
+  return error != nullptr ? error : next(request, name, value);
 }
 
 // The server's own handlers of crashes may never end.
@@ -1289,6 +1393,10 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_ServerOptionsSetStrictReadiness(void* op
 EXPORT void pytriton_guard_add_instance(const void* instance, const void* model, const char* name, uint64_t version,
                                         IsServed is_served) {
   if (Guard* guard = Active(); guard != nullptr) guard->models.Add(instance, model, name, version, is_served);
+}
+
+EXPORT void pytriton_guard_ignore_parameters(const void* instance) {
+  if (Guard* guard = Active(); guard != nullptr) guard->models.IgnoreParameters(instance);
 }
 
 EXPORT void pytriton_guard_remove_instance(const void* instance) {

@@ -38,8 +38,11 @@ namespace pytriton::guard {
   HOOK(TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes)    \
   HOOK(TRITONSERVER_InferenceRequestDelete)                                 \
   HOOK(TRITONSERVER_InferenceRequestNew)                                    \
+  HOOK(TRITONSERVER_InferenceRequestSetBoolParameter)                       \
+  HOOK(TRITONSERVER_InferenceRequestSetDoubleParameter)                     \
   HOOK(TRITONSERVER_InferenceRequestSetIntParameter)                        \
   HOOK(TRITONSERVER_InferenceRequestSetResponseCallback)                    \
+  HOOK(TRITONSERVER_InferenceRequestSetStringParameter)                     \
   HOOK(TRITONSERVER_ServerDelete)                                           \
   HOOK(TRITONSERVER_ServerInferAsync)                                       \
   HOOK(TRITONSERVER_ServerIsReady)                                          \

@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kMostTaken = 64 * 1024;
 constexpr std::string_view kEndOfHead = "\r\n\r\n";
 constexpr std::string_view kEndOfLine = "\r\n";
+constexpr std::string_view kLength = "content-length:";
+constexpr std::string_view kType = "content-type:";
 
 bool BeginsWith(std::string_view text, std::string_view begin) {
   return text.size() >= begin.size() && strncasecmp(text.data(), begin.data(), begin.size()) == 0;
@@ -44,6 +46,10 @@ std::string HttpResponse::Convert(std::string_view text) {
       used = ConvertHead(text, &out);
     } else if (state_ == State::kAsItIs) {
       out += text;
+    } else if (state_ == State::kSkipped) {
+      used = static_cast<size_t>(std::min<uint64_t>(text.size(), left_));
+      left_ -= used;
+      if (left_ == 0) state_ = State::kAsItIs;
     } else {
       used = JoinChunks(text, &out);
     }
@@ -66,17 +72,40 @@ size_t HttpResponse::ConvertHead(std::string_view text, std::string* out) {
   return used;
 }
 
+// Whether the body of a response is to be replaced whose head this is: one of a length, which is then to be skipped.
+bool HttpResponse::ReplacesBody(std::string_view head) {
+  if (body_.empty()) return false;
+  bool has_length = false;
+  for (size_t at = 0; at < head.size();) {
+    const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
+    const std::string_view line = head.substr(at, next - at);
+    if (BeginsWith(line, "content-encoding:")) return false;
+    if (BeginsWith(line, kLength)) {
+      has_length = true;
+      left_ = std::strtoull(std::string(line.substr(kLength.size())).c_str(), nullptr, 10);
+    }
+    at = next;
+  }
+  return has_length;
+}
+
 std::string HttpResponse::CorrectHead() {
   const std::string_view head = line_;
   const bool has_chunks = head.find("\r\nTransfer-Encoding: chunked\r\n") != std::string_view::npos;
   const bool joins = joins_chunks_ && has_chunks;
-  state_ = joins ? State::kChunkSize : State::kAsItIs;
+  const bool replaces = !has_chunks && ReplacesBody(head);
+  state_ = joins ? State::kChunkSize : replaces && left_ > 0 ? State::kSkipped : State::kAsItIs;
   std::string corrected;
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
     const std::string_view line = head.substr(at, next - at);
     if (at == 0 && !status_.empty()) {
       corrected.append(line.substr(0, line.find(' ') + 1)).append(status_).append(kEndOfLine);
+    } else if (replaces && (BeginsWith(line, kLength) || BeginsWith(line, kType))) {
+      // Follows below.
+    } else if (replaces && line == kEndOfLine) {
+      corrected.append("Content-Type: application/json\r\nContent-Length: ").append(std::to_string(body_.size()));
+      corrected.append(kEndOfLine).append(headers_).append(kEndOfLine).append(body_);
     } else if (!joins || !(BeginsWith(line, "transfer-encoding:") || BeginsWith(line, "connection:"))) {
       corrected += line;
     }

@@ -19,6 +19,9 @@ class HttpResponse {
  public:
   // `status` is "400 Bad Request" or the like, in place of the front end's; empty: that stays.
   HttpResponse(std::string status, bool joins_chunks) : status_(std::move(status)), joins_chunks_(joins_chunks) {}
+  // As before, with another body, and headers of its own (lines, each with its end), where the response has a length.
+  HttpResponse(std::string status, bool joins_chunks, std::string body, std::string headers)
+      : status_(std::move(status)), joins_chunks_(joins_chunks), body_(std::move(body)), headers_(std::move(headers)) {}
 
   // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
   // front end has one to write, it comes again, so that nothing converted is left over.
@@ -45,7 +48,7 @@ class HttpResponse {
   bool is_at_end() const { return state_ == State::kEnd && rest_.empty(); }
 
  private:
-  enum class State { kHead, kAsItIs, kChunkSize, kChunk, kChunkEnd, kEnd };
+  enum class State { kHead, kAsItIs, kSkipped, kChunkSize, kChunk, kChunkEnd, kEnd };
 
   static bool IsToTryAgain();
   static ssize_t TryAgain();
@@ -53,13 +56,16 @@ class HttpResponse {
   std::string Convert(std::string_view text);
   size_t ConvertHead(std::string_view text, std::string* out);
   std::string CorrectHead();
+  bool ReplacesBody(std::string_view head);
   size_t JoinChunks(std::string_view text, std::string* out);
 
   const std::string status_;
   const bool joins_chunks_;
+  const std::string body_;  // in place of the front end's; empty: that stays
+  const std::string headers_;
   State state_ = State::kHead;
   std::string line_;   // the head, or the line with the size of a chunk, as far as it has come
-  uint64_t left_ = 0;  // of the chunk
+  uint64_t left_ = 0;  // of the chunk, or of the body that is skipped
   std::string rest_;   // what is converted and not sent
   size_t owed_ = 0;    // bytes that are converted, which the front end believes to be not written
 };

@@ -266,6 +266,7 @@ void HttpScan::ParseRequestLine(std::string_view line) {
     Refuse(kNotAllowed, "");
     return;
   }
+  is_post_ = method == "POST";
   path_ = target.substr(0, target.find_first_of("?#"));
   state_ = State::kHeaders;
 }
@@ -334,6 +335,7 @@ void HttpScan::EndHeaders(const Limits& limits) {
   const bool is_inference = IsTritonPath() ? EndsWith(path_, "/infer")
                                            : !EndsWith(path_, "/models") && (!has_redirect_ || redirects_to_infer_);
   is_compressed_ = is_compressed_ && is_inference;
+  keeps_text_ = IsTritonPath() && (EndsWith(path_, "/generate") || EndsWith(path_, "/generate_stream"));
   if (is_inference) {
     json_left_ = JsonLength();
     must_hold_json_ = json_left_ != UINT64_MAX && !is_compressed_;
@@ -388,6 +390,7 @@ void HttpScan::ConsumeBody(const char* data, size_t size, const Limits& limits, 
     return;
   }
   if (!is_compressed_) ScanJson(data, size, limits);
+  if (keeps_text_) text_.Add(data, size);
 }
 
 void HttpScan::ScanJson(const char* data, size_t size, const Limits& limits) {
@@ -408,6 +411,15 @@ bool HttpScan::FindInference(InferencePath* found) const {
   const std::string_view what = rest.substr(rest.rfind('/') + 1);
   if (name.size() == rest.size() || (what != "infer" && what != "generate" && what != "generate_stream")) return false;
   found->model = name;
+  constexpr std::string_view kVersions = "/versions/";
+  const std::string_view middle = rest.substr(name.size(), rest.size() - name.size() - what.size());
+  uint64_t version = 0;
+  if (middle.substr(0, kVersions.size()) == kVersions &&
+      ParseNumber(middle.substr(kVersions.size(), middle.size() - kVersions.size() - 1), &version)) {
+    found->version = static_cast<int64_t>(version);
+  }
+  found->endpoint = what;
+  found->is_post = is_post_;
   found->is_stream = what == "generate_stream";
   found->has_chunks = has_chunks_;
   return true;
@@ -428,7 +440,7 @@ void HttpScan::EndRequest() {
 }
 
 uint64_t HttpScan::memory() const {
-  return body_bytes_ + blocks_ * kBytesPerPiece + json_bytes_ * (kCopiesOfJson - 1) +
+  return body_bytes_ + text_.text().size() + blocks_ * kBytesPerPiece + json_bytes_ * (kCopiesOfJson - 1) +
          json_.values() * kBytesPerJsonValue;
 }
 

@@ -13,6 +13,7 @@
 
 #include "json_scan.h"
 #include "limits.h"
+#include "request_text.h"
 
 namespace pytriton::guard {
 
@@ -27,6 +28,9 @@ struct Refusal {
 // What a path asks for, where that is inference: `/v2/models/NAME[/versions/VERSION]/infer`, or one of the others.
 struct InferencePath {
   std::string model;
+  int64_t version = -1;  // the newest
+  std::string endpoint;  // the last part
+  bool is_post = true;
   bool is_stream = false;
   bool has_chunks = true;  // false: the caller speaks HTTP/1.0, which has none
 };
@@ -56,6 +60,9 @@ class HttpScan {
   bool is_compressed() const { return is_compressed_; }
   // False where the request asks for anything else than inference, or its first line has not come.
   bool FindInference(InferencePath* found) const;
+
+  // The body of a request to `generate`; null of others.
+  const RequestText* text() const { return keeps_text_ ? &text_ : nullptr; }
 
   // Bytes of the body, as it was sent.
   uint64_t body_bytes() const { return body_bytes_; }
@@ -92,6 +99,9 @@ class HttpScan {
   uint64_t header_count_ = 0;
 
   std::string path_;
+  bool is_post_ = false;
+  bool keeps_text_ = false;
+  RequestText text_;
   bool has_chunks_ = true;
   bool is_chunked_ = false;
   bool is_compressed_ = false;

@@ -25,6 +25,7 @@ constexpr Field kFields[] = {
     {"max_json_depth", &Limits::max_json_depth, 1},
     {"thread_stack_bytes", &Limits::thread_stack_bytes, 0},
     {"grpc_front_end", &Limits::grpc_front_end, 0},
+    {"generate_extra_names", &Limits::generate_extra_names, 0},
 };
 
 bool ParsePair(const std::string& pair, Limits* limits, std::string* error) {

@@ -20,6 +20,8 @@ struct Limits {
   uint64_t thread_stack_bytes = 256ull << 20;
   // Whether inference over gRPC is served by the guard's own front end; 0 leaves it to Triton's.
   uint64_t grpc_front_end = 1;
+  // Whether `generate` takes names that are no inputs for models that read no parameters; 0 refuses them.
+  uint64_t generate_extra_names = 0;
 };
 
 // Reads `name=value` pairs with commas between them, as in the variable PYTRITON_GUARD. False, with the reason, for a

@@ -7,7 +7,12 @@ namespace pytriton::guard {
 void ModelReadiness::Add(
     const void* instance, const void* model, const char* name, uint64_t version, IsServed is_served) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  instances_[instance] = {model, name, version, is_served};
+  instances_[instance] = {model, name, version, is_served, false};
+}
+
+void ModelReadiness::IgnoreParameters(const void* instance) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = instances_.find(instance); found != instances_.end()) found->second.ignores_parameters = true;
 }
 
 void ModelReadiness::Remove(const void* instance) {
@@ -17,13 +22,27 @@ void ModelReadiness::Remove(const void* instance) {
 
 bool ModelReadiness::IsForsaken(const char* name, int64_t version) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  uint64_t asked = version < 0 ? 0 : static_cast<uint64_t>(version);
-  if (version < 0) {
-    for (const auto& [_, instance] : instances_) {
-      if (instance.name == name) asked = std::max(asked, instance.version);
-    }
+  return IsForsakenLocked(name, VersionLocked(name, version));
+}
+
+bool ModelReadiness::HasParameters(const std::string& name, int64_t version) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t asked = VersionLocked(name, version);
+  bool is_known = false;
+  for (const auto& [_, instance] : instances_) {
+    if (instance.name != name || instance.version != asked) continue;
+    is_known = true;
+    if (!instance.ignores_parameters) return true;
   }
-  return IsForsakenLocked(name, asked);
+  return !is_known;
+}
+
+uint64_t ModelReadiness::VersionLocked(const std::string& name, int64_t version) const {
+  uint64_t asked = version < 0 ? 0 : static_cast<uint64_t>(version);
+  for (const auto& [_, instance] : instances_) {
+    if (version < 0 && instance.name == name) asked = std::max(asked, instance.version);
+  }
+  return asked;
 }
 
 bool ModelReadiness::IsAnyForsaken() {

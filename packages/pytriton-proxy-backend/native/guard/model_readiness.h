@@ -14,7 +14,11 @@ using IsServed = bool (*)(const void* instance);
 class ModelReadiness {
  public:
   void Add(const void* instance, const void* model, const char* name, uint64_t version, IsServed is_served);
+  // Nobody who serves the instance reads the parameters of requests.
+  void IgnoreParameters(const void* instance);
   void Remove(const void* instance);
+  // Whether a version reads the parameters of requests, as far as is known; -1 is the newest.
+  bool HasParameters(const std::string& name, int64_t version);
   // Whether a version has an instance without a worker; -1 is the newest. False of a model of another backend. Where it
   // is loaded twice, as while another configuration takes over, one that is whole is enough.
   bool IsForsaken(const char* name, int64_t version);
@@ -29,7 +33,9 @@ class ModelReadiness {
     std::string name;
     uint64_t version;
     IsServed is_served;
+    bool ignores_parameters = false;
   };
+  uint64_t VersionLocked(const std::string& name, int64_t version) const;
   bool IsForsakenLocked(const std::string& name, uint64_t version) const;
 
   std::mutex mutex_;

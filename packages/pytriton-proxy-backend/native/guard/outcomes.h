@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "generate_errors.h"
+
 namespace pytriton::guard {
 
 // As in outcomes.py, with the same numbers.
@@ -93,6 +95,9 @@ class RequestOutcome {
   bool is_stream = false;
   bool is_submitted = false;
   bool has_chunks = true;
+  bool is_post = true;
+  // What it said, where that is for `generate`.
+  std::unique_ptr<GenerateRequest> generate;
 
  private:
   Outcomes* const outcomes_;

@@ -191,6 +191,22 @@ void ReadSecrets(int argc, char** argv) {
   }
 }
 
+bool RestrictsModels(int argc, char** argv) {
+  constexpr std::string_view kOption = "--http-restricted-api";
+  for (int i = 1; i < argc; ++i) {
+    std::string_view value = argv[i];
+    if (value.substr(0, kOption.size()) != kOption) continue;
+    value.remove_prefix(kOption.size());
+    if (value.empty() && i + 1 < argc) value = argv[i + 1];
+    // "=metadata,health:header=secret"
+    const std::string_view groups = value.substr(0, value.find(':'));
+    if (groups.find("metadata") != std::string_view::npos || groups.find("model-config") != std::string_view::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
 uint64_t EnlargeStacks(uint64_t bytes) {
   pthread_attr_t attributes;
   size_t now = 0;

@@ -21,6 +21,9 @@ Limits ReadSettings();
 // may read, keeps the mark.
 void ReadSecrets(int argc, char** argv);
 
+// Whether the arguments keep what the inputs of models are from those who do not know a secret.
+bool RestrictsModels(int argc, char** argv);
+
 // Gives all threads to come larger stacks; returns the bytes of a stack from now on. Leaves them as they are where the
 // system counts reserved memory as used.
 uint64_t EnlargeStacks(uint64_t bytes);

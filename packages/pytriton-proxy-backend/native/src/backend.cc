@@ -261,9 +261,11 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelName(triton_model, &name));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelVersion(triton_model, &version));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
-    pytriton::TellGuard(made.release(), model, name, version, [](const void* told) {
+    const Instance* const known = made.release();
+    pytriton::TellGuard(known, model, name, version, [](const void* told) {
       return static_cast<const Instance*>(told)->endpoint->IsReady();
     });
+    if (known->endpoint->settings().ignores_parameters) pytriton::TellGuardOfNames(known);
     return nullptr;
   });
 }

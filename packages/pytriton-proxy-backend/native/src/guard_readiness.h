@@ -15,6 +15,13 @@ inline void TellGuard(const void* instance, const void* model, const char* name,
   if (add != nullptr) add(instance, model, name, version, is_served);
 }
 
+// Nobody who serves the instance reads the parameters of requests: a name in a request that is no input is a mistake.
+inline void TellGuardOfNames(const void* instance) {
+  using Ignore = void (*)(const void*);
+  const auto ignore = reinterpret_cast<Ignore>(dlsym(RTLD_DEFAULT, "pytriton_guard_ignore_parameters"));
+  if (ignore != nullptr) ignore(instance);
+}
+
 // The guard asks for the instance no more when this returns.
 inline void ForgetInGuard(const void* instance) {
   using Remove = void (*)(const void*);

@@ -30,6 +30,8 @@ struct Settings {
   uint64_t max_waiting = 0u;
   // what answers that are given again to the same requests may take in memory, in bytes, together with those of other models of the same library; 0: none is
   uint64_t cache_bytes = 0u;
+  // whether no worker reads the parameters of requests, so that a name in a request to `generate` that is no input is a mistake
+  bool ignores_parameters = false;
   // digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused
   std::string tensors_digest;
 };
@@ -70,6 +72,7 @@ constexpr SwitchSetting kSwitchSettings[] = {
     {"repeatable", &Settings::repeatable},
     {"batching", &Settings::batching},
     {"decoupled", &Settings::decoupled},
+    {"ignores_parameters", &Settings::ignores_parameters},
 };
 
 constexpr TextSetting kTextSettings[] = {

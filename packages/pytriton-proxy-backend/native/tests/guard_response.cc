@@ -100,6 +100,19 @@ void CheckStatus(Chance* chance) {
   CHECK(!written.is_at_end && response.is_done());
 }
 
+// Another body in place of the front end's, between what comes before and behind it.
+void CheckBody(Chance* chance) {
+  const std::string body = Text(chance);
+  const std::string head = "HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain\r\nContent-Length: " +
+                           std::to_string(body.size()) + "\r\nConnection: keep-alive\r\n\r\n";
+  HttpResponse response("400 Bad Request", chance->Below(2) == 0, "{\"error\":1}", "Allow: POST\r\n");
+  const std::string next = chance->Below(2) == 0 ? "" : "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+  const Written written = Write(&response, head + body + next, chance);
+  CHECK(written.text == "HTTP/1.1 400 Bad Request\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
+                        "Content-Length: 11\r\nAllow: POST\r\n\r\n{\"error\":1}" + next);
+  CHECK(!written.is_at_end && response.is_done());
+}
+
 // A caller who has gone is an error of the system, which the front end is to see.
 void CheckGone() {
   HttpResponse response("400 Bad Request", false);
@@ -120,6 +133,7 @@ int main() {
     Chance chance(seed);
     CheckChunks(&chance);
     CheckStatus(&chance);
+    CheckBody(&chance);
   }
   return 0;
 }

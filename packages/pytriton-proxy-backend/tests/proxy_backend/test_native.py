@@ -21,7 +21,8 @@ ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc", "respons
 CALLS_SOURCES = [*ENDPOINT_SOURCES, "calls.cc", "readiness.cc"]
 BATCH_SOURCES = ["batch.cc", "arena.cc", "input_ranks.cc", "late_ends.cc", "record.cc", "response_cache.cc"]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
-GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
+GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "request_text", "shape_check")]
+GENERATE_SOURCES = [f"../guard/{name}.cc" for name in ("generate_errors", "json_reader", "request_text")]
 NATIVE = Path(__file__).parents[2] / "native"
 ALL_GUARD_SOURCES = sorted(
     f"../{folder}/{path.name}" for folder in ("guard", "grpc") for path in (NATIVE / folder).glob("*.cc")
@@ -126,6 +127,13 @@ def test_texts_of_others_are_escaped_as_in_python(
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     made = run_program(compile_native("guard_scan.cc", GUARD_SOURCES, "memory"), "printable", path)
     assert made == escaped(text)
+
+
+@pytest.mark.parametrize("arguments", [("texts",), ("fuzz", FUZZ_SEED, 20_000)])
+def test_errors_of_generate(
+    arguments: tuple[object, ...], compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("generate_errors.cc", GENERATE_SOURCES, "memory"), *arguments)
 
 
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:

@@ -9,20 +9,29 @@ context.run(set_served_model, infer_func, model_config, triton_context)
 context.run(infer_func, requests)
 ```
 
-Before that, `check_callable` says whether the callable can take what the decorators on it would hand to it. A model of
-type hints is found by `find_signature`, and made a callable of requests by `load_infer_func`.
+Before that, `check_callable` says whether the callable can take what the decorators on it would hand to it, and
+`reads_parameters` whether it may read the parameters of requests. A model of type hints is found by `find_signature`,
+and made a callable of requests by `load_infer_func`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from pytriton.decorators._calls.context import SERVED_MODEL, ModelConfigDict, ServedModel, TritonContext
+from pytriton.decorators._calls.parameters import reads_parameters
 from pytriton.decorators._calls.signatures import check_callable
 from pytriton.decorators._hints.model import find_signature, load_infer_func
 from pytriton.decorators._hints.signatures import describe_tensors
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["check_callable", "describe_tensors", "find_signature", "load_infer_func", "set_served_model"]
+__all__ = [
+    "check_callable",
+    "describe_tensors",
+    "find_signature",
+    "load_infer_func",
+    "reads_parameters",
+    "set_served_model",
+]
 
 
 def set_served_model(

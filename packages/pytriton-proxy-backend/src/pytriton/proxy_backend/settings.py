@@ -31,7 +31,7 @@ class ProxySettings(ServingSettings):
     """What the native proxy must know and Triton's API does not tell it: the side file in a model's version folder."""
 
     # Written only where they are set.
-    _SPARSE: ClassVar[tuple[str, ...]] = ("max_waiting", "cache_bytes", "tensors_digest")
+    _SPARSE: ClassVar[tuple[str, ...]] = ("max_waiting", "cache_bytes", "ignores_parameters", "tensors_digest")
 
     endpoint: Annotated[Path, Setting("path of the unix socket that the proxy will listen on, at most 107 bytes")]
     batching: Annotated[bool, Setting("whether tensors have a batch axis in front")] = True
@@ -51,6 +51,13 @@ class ProxySettings(ServingSettings):
             option="--response-cache",
         ),
     ] = 0
+    ignores_parameters: Annotated[
+        bool,
+        Setting(
+            "whether no worker reads the parameters of requests, so that a name in a request to `generate` that is no "
+            "input is a mistake"
+        ),
+    ] = False
     tensors_digest: Annotated[
         str,
         Setting("digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused"),

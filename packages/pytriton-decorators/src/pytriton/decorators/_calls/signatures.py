@@ -13,7 +13,7 @@ from pytriton.decorators._calls.wrapping import Layer, is_decorated, layer_of
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["check_callable"]
+__all__ = ["check_callable", "layers_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
     Raises:
         PyTritonValidationError: Its parameters are not the inputs that a decorator on it hands over by name.
     """
-    layers, given, function = _layers(infer_func)
+    layers, given, function = layers_of(infer_func)
     signature = _signature(function) if layers else None
     if signature is None or model_config.inputs is None:
         return
@@ -46,7 +46,7 @@ def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
         _check_taker_of_inputs(signature, given, filled, opening[0], function, model_config)
 
 
-def _layers(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
+def layers_of(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
     """Return the decorators of this package on a callable, outermost first, and the function below them.
 
     Between the two are the names of the arguments that `functools.partial` objects among the decorators add.

@@ -29,7 +29,7 @@ from pytriton.server.models.arguments import (
     wire_specs,
 )
 from pytriton.server.models.callers import CALLING_MODEL
-from pytriton.server.models.hinted import describe, is_hinted, load_callable
+from pytriton.server.models.hinted import describe, ignores_parameters, is_hinted, load_callable
 from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
@@ -103,6 +103,8 @@ class ModelDefinition:
         )
         self.callables: list[InferFunc | ProcessWorker] = [load_callable(infer, name) for infer in infer_funcs]
         """What serves it."""
+        self.ignores_parameters = all(map(ignores_parameters, infer_funcs))
+        """Whether none of that reads the parameters of requests."""
         # What the user knows of them, by which their configuration is found.
         self._published = [infer for infer in infer_funcs if not isinstance(infer, ProcessWorker)]
         for infer in self.callables:

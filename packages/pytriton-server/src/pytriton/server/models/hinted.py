@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytriton.decorators import ModelSignature
-from pytriton.decorators.serving import find_signature, load_infer_func
+from pytriton.decorators.serving import find_signature, load_infer_func, reads_parameters
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.models.process_workers import ProcessWorker
 
-__all__ = ["Description", "describe", "is_hinted", "load_callable", "name_of"]
+__all__ = ["Description", "describe", "ignores_parameters", "is_hinted", "load_callable", "name_of"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,14 @@ def name_of(model_name: Any, infer_func: Any) -> tuple[str, Any]:
 def is_hinted(infer_func: Any) -> bool:
     """Return whether hints say what a callable, or one of several, takes and gives."""
     return any(signature is not None for signature in _signatures(infer_func))
+
+
+def ignores_parameters(infer_func: Any) -> bool:
+    """Return whether what serves a model surely reads no parameters of requests; of a process only hints tell that."""
+    is_process = isinstance(infer_func, ProcessWorker)
+    served = infer_func.factory if is_process else infer_func
+    is_model = find_signature(served) is not None
+    return (is_model or not is_process) and not reads_parameters(served, gets_values=is_model)
 
 
 def load_callable(infer_func: Any, model: str) -> Any:

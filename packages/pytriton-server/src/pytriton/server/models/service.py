@@ -135,6 +135,7 @@ class WorkerService:
             decoupled=self.definition.spec.decoupled,
             max_waiting=_max_queue_size(self.definition.config.batcher),
             cache_bytes=cache_bytes if self.definition.config.response_cache else 0,
+            ignores_parameters=self.definition.ignores_parameters,
             tensors_digest=self.definition.spec.tensors_digest,
             **serving_settings(self.definition.config),
         )

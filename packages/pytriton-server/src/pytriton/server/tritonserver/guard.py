@@ -51,6 +51,9 @@ class GuardConfig:
     grpc_front_end: bool = True
     """Whether inference over gRPC is served by a front end of the guard's own, which callers cannot end by cancelling
     calls. False leaves it to Triton's."""
+    generate_extra_names: bool = False
+    """Whether a request to `generate` may have names that are no inputs, as Triton alone takes them, where the model
+    reads no parameters. False refuses them (400): a misspelt optional input would be left out without a word."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""

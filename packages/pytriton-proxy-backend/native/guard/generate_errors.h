@@ -1,0 +1,41 @@
+// What is wrong with a request to `generate`, in words: Triton's own front end speaks of its JSON library.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "request_text.h"
+
+namespace pytriton::guard {
+
+// An input of a model, as its configuration has it.
+struct GenerateInput {
+  std::string name;
+  std::string type;           // "TYPE_FP32" and so on
+  std::vector<int64_t> dims;  // with the batch in front, where the model has one
+  bool is_batched = false;
+  bool is_optional = false;
+};
+
+// Those of a model configuration in JSON; none where it cannot be read.
+std::vector<GenerateInput> ReadInputs(std::string_view config);
+
+// A request to `generate` that Triton does not have yet.
+struct GenerateRequest {
+  std::string model;
+  int64_t version = -1;  // the newest
+  std::string endpoint;  // "generate" or "generate_stream"
+  RequestText body;
+};
+
+// Says what is wrong with a request; empty where nothing is found. A name that is no input is a parameter for Triton;
+// it is wrong only where `has_parameters` says that the model reads none.
+std::string FindGenerateError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs,
+                              bool has_parameters);
+
+// Whether a name stands in the request itself, and not among its `parameters`.
+bool HasMember(const RequestText& body, std::string_view name);
+
+}  // namespace pytriton::guard

@@ -1,0 +1,169 @@
+"""What `generate` says of a request that is wrong, to callers who have curl and no client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pytriton.decorators import Shape, batch, model, triton_context
+from pytriton.model_config import ModelConfig
+from pytriton.triton import ProcessWorker, Triton
+from support.callables import X, Y
+from support.http import call
+from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
+
+Three = Annotated[NDArray[np.float32], Shape(3)]
+
+
+@model
+def shout(text: str, times: int = 1) -> str:
+    return text.upper() * times
+
+
+@model(max_batch_size=8)
+def twice(x: Three, flag: bool = False) -> Three:
+    return x if flag else -x
+
+
+@model
+def say(text: str) -> Iterator[str]:
+    yield text
+
+
+@batch
+def inputs_alone(x: Any) -> dict[str, Any]:
+    return {"y": x}
+
+
+def requests_themselves(requests: Any) -> list[Any]:
+    return [{"y": request["x"] * request.parameters.get("by", 1)} for request in requests]
+
+
+@batch
+@triton_context
+def with_context(x: Any, triton_context: Any) -> dict[str, Any]:
+    return {"y": x * triton_context.requests[0].parameters.get("by", 1)}
+
+
+@batch
+def asks(x: Any) -> dict[str, Any]:
+    from pytriton.decorators import get_requests
+
+    return {"y": x * get_requests()[0].parameters.get("by", 1)}
+
+
+READERS = ("requests_themselves", "with_context", "asks")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Triton]:
+    triton = Triton(config=local_config())
+    for function in (shout, twice, say):
+        triton.bind(function)
+    triton.bind("in_a_process", ProcessWorker(shout))
+    for name, infer in (
+        ("inputs_alone", inputs_alone), ("requests_themselves", requests_themselves), ("with_context", with_context),
+        ("asks", asks),
+    ):  # fmt: skip
+        triton.bind(name, infer, X, Y, config=ModelConfig(max_batch_size=8))
+    with short_home(), running(triton):
+        yield triton
+
+
+SHOUTS = "The model takes 'text' (a string) and 'times' (a whole number, optional)"
+OTHERS = '. What is meant for others goes into "parameters": {...}'
+WRONG = [
+    ("shout", '{"text":5}', "the input 'text' takes a string, got the number 5"),
+    ("shout", '{"text":null}', "the input 'text' takes a string, got null"),
+    ("shout", '{"text":{"a":1}}', "the input 'text' takes a string, got an object"),
+    ("shout", '{"text":["a",true]}', "the input 'text' takes strings, got true at index 1"),
+    ("shout", '{"text":"a","times":"2"}', "the input 'times' takes a whole number, got the string \"2\""),
+    ("shout", '{"text":"a","times":2.5}', "the input 'times' takes a whole number, got the number 2.5"),
+    ("shout", '{"text":["a","b"]}', "the input 'text' has 2 values, and its shape is [1]: expected 1, in one"),
+    ("shout", '{"txet":"a"}', f"'txet' is no input of the model 'shout': did you mean 'text'? {SHOUTS}"),
+    ("shout", '{"parameters":{"text":5}}', "the input 'text' takes a string, got the number 5"),
+    ("shout", "{}", f"the input 'text' is missing. {SHOUTS}"),
+    ("shout", '{"words":"a"}', f"the input 'text' is missing; got 'words'. {SHOUTS}"),
+    ("shout", "", f"expected a JSON object with the inputs, got no body. {SHOUTS}"),
+    ("shout", '["a"]', f"expected a JSON object with the inputs, got a list. {SHOUTS}"),
+    (
+        "shout",
+        '{"text":"a","tiems":3}',
+        f"'tiems' is no input of the model 'shout': did you mean 'times'? {SHOUTS}{OTHERS}",
+    ),
+    ("shout", '{"text":"a","<b>\\"é":3}', f"'<b>\"é' is no input of the model 'shout'. {SHOUTS}{OTHERS}"),
+    ("shout", json.dumps({"text": "a" * 500_000, "tiems": 3}), "'tiems' is no input of the model 'shout'"),
+    ("twice", '{"x":[1,2,3,4]}', "the input 'x' has 4 values, and its shape is [-1, 3]: expected a multiple of 3"),
+    ("twice", '{"x":[[1,2,3]]}', "the input 'x' is a list of lists, and generate takes one flat list of numbers"),
+    ("twice", '{"x":7}', "the input 'x' has 1 value, and its shape is [-1, 3]"),
+    ("twice", '{"x":"a"}', "the input 'x' takes a list of numbers, got the string \"a\""),
+    ("twice", '{"x":[1,2,3],"flag":1}', "the input 'flag' takes true or false, got the number 1"),
+    ("in_a_process", '{"text":"a","tiems":3}', "'tiems' is no input of the model 'in_a_process'"),
+    ("say", '{"txt":"a"}', "'txt' is no input of the model 'say': did you mean 'text'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["generate", "generate_stream", "versions/1/generate"])
+def test_what_is_wrong_is_told(served: Triton, path: str) -> None:
+    """Over one connection, which goes on."""
+    assert served.http_url is not None
+    connection = http.client.HTTPConnection(served.http_url.removeprefix("http://"), timeout=PATIENCE_S)
+    for name, body, said in WRONG:
+        connection.request("POST", f"/v2/models/{name}/{path}", body.encode())
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        assert (response.status, list(answer)) == (400, ["error"])
+        assert answer["error"].startswith(said.replace("generate takes", f"{path.rpartition('/')[2]} takes")), body[:99]
+    connection.request("POST", f"/v2/models/say/{path}", '{"text":"a","id":"7","parameters":{"other":1}}')
+    response = connection.getresponse()
+    assert response.status == 200
+    assert b'"output":"a"' in response.read()
+    connection.close()
+
+
+def test_an_error_behind_another_request_of_its_connection(served: Triton) -> None:
+    assert served.http_url is not None
+    connection = http.client.HTTPConnection(served.http_url.removeprefix("http://"), timeout=PATIENCE_S)
+    for _ in range(3):
+        connection.request("POST", "/v2/models/shout/generate", b'{"text":"a"}')
+        assert json.loads(connection.getresponse().read())["output"] == "A"
+        # In chunks, one of which is a byte.
+        body = [b'{"te', b"x", b't":5}']
+        connection.request("POST", "/v2/models/shout/generate", iter(body), encode_chunked=True,
+                           headers={"Transfer-Encoding": "chunked"})  # fmt: skip
+        assert json.loads(connection.getresponse().read())["error"] == WRONG[0][2]
+    connection.close()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_models_that_read_parameters_get_any_name(served: Triton, name: str) -> None:
+    for body in ({"x": [1.0, 2.0], "by": 3}, {"x": [1.0, 2.0], "parameters": {"by": 3}}):
+        status, answer = call(served.http_url, "POST", f"/v2/models/{name}/generate", body)
+        assert (status, answer["y"]) == (200, [3.0, 6.0])
+
+
+def test_models_that_get_the_inputs_alone_refuse_names(served: Triton) -> None:
+    for value in (3, "a", True, 2.5, [1], None):
+        status, answer = call(served.http_url, "POST", "/v2/models/inputs_alone/generate", {"x": 1.0, "by": value})
+        assert status == 400
+        assert answer["error"].startswith("'by' is no input of the model 'inputs_alone'.")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["generate", "generate_stream", "infer"])
+def test_another_method(served: Triton, method: str, path: str) -> None:
+    assert served.http_url is not None
+    connection = http.client.HTTPConnection(served.http_url.removeprefix("http://"), timeout=PATIENCE_S)
+    for _ in range(2):
+        connection.request(method, f"/v2/models/shout/{path}")
+        response = connection.getresponse()
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert json.loads(response.read())["error"].startswith("inference takes POST, with the inputs as JSON")
+    connection.close()
