@@ -258,14 +258,14 @@ def test_requests_are_accepted_while_it_is_not_ready() -> None:
     with running(triton):
         url = str(triton.http_url)
         assert ask(url, "m")[0] == 200
-        triton._signals.append(signal.SIGTERM)
+        triton._life.orders.signals.append(signal.SIGTERM)
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(triton.stop)
             eventually(lambda: status(url) != 200)
             assert ask(url, "m")[0] == 200
             assert status(url, "/v2/models/m/ready") == 200
             assert stopping.result(PATIENCE_S)
-        triton._signals.clear()
+        triton._life.orders.signals.clear()
 
 
 def test_how_long_to_linger_is_checked() -> None:
@@ -419,7 +419,7 @@ def test_a_model_that_is_being_unbound_needs_no_worker(caplog: pytest.LogCapture
 
     def slow(control: HttpControl, *args: Any) -> None:
         unload(control, *args)
-        assert triton._session is not None
+        assert triton._life.session is not None
         eventually(lambda: not triton._models["leaving", 1].workers.has_attached)
         while looks.acquire(blocking=False):
             pass

@@ -85,8 +85,8 @@ def test_a_model_of_a_thread(triton: Triton) -> None:
     eventually(lambda: said(triton, "m") == WITHOUT_WORKER)
     # The server as a whole is not ready, its other model is.
     assert said(triton, "other") == READY._replace(ready=False)
-    assert triton._session is not None
-    model.start_workers(triton._session.host.endpoints, print)
+    assert triton._life.session is not None
+    model.start_workers(triton._life.session.host.endpoints, print)
     eventually(lambda: said(triton, "m") == READY)
 
 

@@ -90,8 +90,8 @@ def test_where_it_cannot_be_written_that_is_said_once(
         eventually(lambda: "cannot be written anew: [Errno 30] Read-only file system. Workers that" in caplog.text)
         assert infer(triton.http_url, "m", 3.0) == [3.0]
         monkeypatch.setattr(Workspace, "restore", restore)
-        assert triton._session is not None
-        triton._session.files._restore_at = 0.0  # type: ignore[attr-defined] # that of a server of our own
+        assert triton._life.session is not None
+        triton._life.session.files._restore_at = 0.0  # type: ignore[attr-defined] # that of a server of our own
         eventually(lambda: "it was written anew" in caplog.text)
     assert len(calls) == 1
 

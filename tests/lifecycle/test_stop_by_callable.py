@@ -180,7 +180,7 @@ def test_a_change_during_the_stop_is_refused() -> None:
 
     def change() -> None:
         started.set()
-        eventually(lambda: triton._stop_requests)
+        eventually(lambda: triton._life.orders)
         with pytest.raises(PyTritonInvalidOperationError, match="is being stopped") as caught:
             triton.bind("other", calling(lambda: None, []), X, Y)
         errors.append(str(caught.value))

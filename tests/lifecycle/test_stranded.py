@@ -240,7 +240,7 @@ def test_a_request_counts_wherever_it_is() -> None:
     triton = Triton(config=local_config())
     triton.bind("m", waits, X, Y, config=ModelConfig(max_batch_size=1, attach_timeout_s=PATIENCE_S))
     with running(triton), ThreadPoolExecutor(2) as threads:
-        session = triton._session
+        session = triton._life.session
         assert session is not None
         endpoint = session.host.models[0].endpoint(session.host.endpoints)
         assert ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=0, taken=0)
@@ -275,7 +275,7 @@ def test_a_server_that_does_not_answer_is_not_quiet() -> None:
     triton = Triton(config=local_config())
     triton.bind("m", identity, X, Y)
     with running(triton):
-        session = triton._session
+        session = triton._life.session
         assert session is not None
         endpoint = session.host.models[0].endpoint(session.host.endpoints)
         looks = OrphanedRequests()

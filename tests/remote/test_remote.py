@@ -674,7 +674,7 @@ def test_stop_ends_the_wait_for_a_server() -> None:
     triton = RemoteTriton(f"127.0.0.1:{port}", connect_timeout_s=600)
     with ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(triton.connect)
-        eventually(lambda: triton._session is not None)
+        eventually(lambda: triton._life.session is not None)
         triton.stop()
         with pytest.raises(TritonServerStartError, match="stop"):
             connecting.result(PATIENCE_S)

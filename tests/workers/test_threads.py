@@ -346,20 +346,20 @@ def test_the_models_on_a_remote_server_are_looked_after(
     ended, reconciled = threading.Event(), threading.Event()
     session: Any = SimpleNamespace(ended=ended, failure=None, reconcile=failing_once(reconciled.set))
     triton = RemoteTriton("http://localhost:1")
-    triton._session = session
+    triton._life.session = session
     thread = threading.Thread(target=triton._watch, args=(session,))
     thread.start()
     assert reconciled.wait(PATIENCE_S)
     ended.set()
     thread.join(PATIENCE_S)
-    triton._session = None
+    triton._life.session = None
 
 
 def test_a_restart_that_fails_is_the_end(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     triton = Triton(config=local_config())
     monkeypatch.setattr(triton, "_restart_if_dead", failing_once(lambda: None))
     triton._restart()
-    assert isinstance(triton._failure, ZeroDivisionError)
+    assert isinstance(triton._life.failure, ZeroDivisionError)
 
 
 def test_changes_of_files_are_seen_all_the_same(

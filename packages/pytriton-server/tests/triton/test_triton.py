@@ -722,7 +722,7 @@ mode = sys.argv[1]
 def announce():
     while not triton.is_alive():
         time.sleep(0.01)
-    print(triton.http_url, triton._session.server.process.pid, flush=True)
+    print(triton.http_url, triton._life.session.server.process.pid, flush=True)
 
 def handle(*_):
     print("mine", flush=True)

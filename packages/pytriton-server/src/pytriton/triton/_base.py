@@ -1,44 +1,37 @@
 """`TritonBase`: bind models, start, serve and stop, for `Triton` and `RemoteTriton` alike."""
 
 import abc
-import atexit
 import contextlib
 import logging
 import math
 import os
-import queue
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, overload
 
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from pytriton.decorators import TritonContext
-from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
+from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.proxy_backend.system.log_gate import keep_log_from_blocking
-from pytriton.proxy_backend.system.shortage import is_without_threads
-from pytriton.proxy_backend.worker.loading import is_loading
-from pytriton.server.errors import TritonModelLoadError, TritonServerError, TritonServerStartError
+from pytriton.server.errors import TritonServerStartError
 from pytriton.server.lifecycle.policies import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_as_init
-from pytriton.server.models.arguments import Servable
+from pytriton.server.models.arguments import BindOptions, Servable
 from pytriton.server.models.callers import calling_model, run_in_background
 from pytriton.server.models.definition import ModelDefinition
 from pytriton.server.models.hinted import name_of
-from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.tracing import ModelTracing
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import describe_as_html, say_ready
-from pytriton.triton._bound_models import BoundModels
+from pytriton.triton._bound_models import WAIT_FORM_MODEL_TIMEOUT_S, BoundModels
 from pytriton.triton._description import TritonDescription, describe_model
+from pytriton.triton._life import ServerLife, check_may_start
 from pytriton.triton._registry import make_alias
 
 __all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase"]
@@ -47,12 +40,6 @@ MONITORING_PERIOD_S = 10.0
 """How often `serve` looks after its workers, in seconds. The end of a server of our own is noticed at once."""
 STARTUP_TIMEOUT_S = 120.0
 """How long the server may take to answer, in seconds."""
-WAIT_FORM_MODEL_TIMEOUT_S = 60.0
-"""How long a model may take to load on a running server, in seconds."""
-
-_EXIT_REPORT_S = 1.0
-_POLL_S = 0.005
-_LOCK_POLL_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -87,24 +74,11 @@ class TritonBase(abc.ABC):
         self._context = TritonContext()
         # Of the server, if it is known: where models that are bound without one send their spans.
         self._trace_config: Sequence[str] | None = None
-        self._models = BoundModels()
-        # Those of them that were there at the last stop: a notebook may bind them again, and gets the new ones.
-        self._stopped: set[WorkerService] = set()
-        self._session: Session | None = None
-        # How long it took until the models of the session were served, in seconds.
-        self._start_s = 0.0
-        self._failure: BaseException | None = None
-        self._owner = os.getpid()
-        # Held while the server is started, changed or stopped.
-        self._lock = threading.RLock()
-        # Set by whoever wants the server stopped, or only the one of a certain session; whoever holds the lock and
-        # waits looks at them.
-        self._stop_requests: list[Session | None] = []
-        self._signals: list[int] = []
-        # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._models = BoundModels(self._workspace.endpoints_path)
+        self._life = ServerLife(self._models, self._context)
         # Whatever lasts as long as the server refers to this one: see `_registry`.
         self._alias = make_alias(self)
+        self._life.at_exit = self._alias.stop
 
     def __enter__(self) -> Self:
         """Connect, unless the lifecycle policy says otherwise."""
@@ -136,28 +110,10 @@ class TritonBase(abc.ABC):
         replace: bool = False,
     ) -> None: ...
     @overload
-    def bind(
-        self,
-        model: Servable,
-        /,
-        *,
-        model_version: int = 1,
-        config: ModelConfig | None = None,
-        strict: bool = False,
-        trace_config: list[str] | None = None,
-        replace: bool = False,
-    ) -> None: ...
+    def bind(self, model: Servable, /, *, replace: bool = False, **options: Unpack[BindOptions]) -> None: ...
     @overload
     def bind(
-        self,
-        model_name: str,
-        infer_func: Servable,
-        *,
-        model_version: int = 1,
-        config: ModelConfig | None = None,
-        strict: bool = False,
-        trace_config: list[str] | None = None,
-        replace: bool = False,
+        self, model_name: str, infer_func: Servable, *, replace: bool = False, **options: Unpack[BindOptions]
     ) -> None: ...
     def bind(
         self,
@@ -223,7 +179,7 @@ class TritonBase(abc.ABC):
             triton_context=self._context,
         )
         model = WorkerService(definition, ModelTracing(trace_config, self._trace_config))
-        self._check_not_forked()
+        self._check_own()
         caller = calling_model(self._context)
         if replace and caller is not None and caller.key == model.key:
             run_in_background("bind", lambda: self._bind(model, replace=True))
@@ -231,40 +187,15 @@ class TritonBase(abc.ABC):
             self._bind(model, replace=replace)
 
     def _bind(self, model: WorkerService, *, replace: bool) -> None:
-        with self._changing():
+        with self._life.changing():
             session = self._running()
-            old = self._models.get(model.key)
-            if old is not None and (session is not None or old not in self._stopped):
-                if replace or in_notebook():
-                    if not replace:
-                        print(f"Model {old.name!r} was bound already: it is replaced, as by bind(..., replace=True).")
-                    model.succeed(old)
-                    self._replace(old, model, DRAIN_DEADLINE_S)
-                    return
-                raise PyTritonInvalidOperationError(
-                    "Cannot add model with the same name twice. "
-                    f"There is a model {old.name!r} of version {model.version} already: choose another name or version "
-                    "(names that differ only in case count as the same), or replace it by rebind() or "
-                    "bind(..., replace=True)."
-                )
-            self._models.check_same_config(model)
-            if model.name.lower() in map(str.lower, self._other_names()):
-                raise PyTritonInvalidOperationError(
-                    f"There is a model {model.name!r} already, which is no bound callable: choose another name."
-                )
-            # Not at the start only, so that a path that is too long for sockets is an error before anything is started.
-            model.side_files(self._workspace.endpoints_path)
-            if session is not None:
-                began = time.monotonic()
-                try:
-                    session.claim(model)
-                    session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_requested)
-                except StartCancelled:
-                    raise _stopped_meanwhile(model) from None
-                self._start_s += time.monotonic() - began
+            began = time.monotonic()
+            is_new = self._models.bind(
+                model, session, replace=replace, taken=self._other_names(), stop_wanted=self._life.is_stop_requested
+            )
+            if is_new and session is not None:
+                self._life.start_s += time.monotonic() - began
                 self._announce(model)
-            self._models.put(model)
-            model.definition.publish()
 
     def rebind(
         self,
@@ -306,49 +237,22 @@ class TritonBase(abc.ABC):
         """
         check_timeout("timeout_s", timeout_s)
         name, served = name_of(model_name, infer_func)
-        self._check_not_forked()
-        caller = calling_model(self._context)
-        found = [] if caller is None else self._models.find(name, model_version)
-        if caller is not None and [each.definition for each in found] == [caller]:
-            changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
+        self._check_own()
+        changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
+        if self._models.is_alone(calling_model(self._context), name, model_version):
             # Wrong arguments are an error at once.
-            found[0].successor(served, **changes)
-            version = caller.version
+            found = self._models.find(name, model_version)[0]
+            found.successor(served, **changes)
             run_in_background(
                 "rebind",
-                lambda: self.rebind(name, served, **changes, model_version=version, timeout_s=timeout_s),
+                lambda: self.rebind(name, served, **changes, model_version=found.version, timeout_s=timeout_s),
             )
             return
-        with self._changing():
-            candidates = self._models.find(name, model_version)
-            if len(candidates) > 1:
-                versions = sorted(model.version for model in candidates)
-                raise PyTritonInvalidOperationError(
-                    f"Model {name!r} is bound with versions {versions}: say with model_version which of them is "
-                    "to be replaced."
-                )
-            old = candidates[0]
-            new = old.successor(served, inputs=inputs, outputs=outputs, config=config, strict=strict)
-            self._replace(old, new, timeout_s)
-
-    def _replace(self, old: WorkerService, new: WorkerService, drain_timeout_s: float) -> None:
-        self._models.check_same_config(new)
-        session = self._running()
-        try:
-            if session is not None:
-                session.host.replace(
-                    old,
-                    new,
-                    timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
-                    drain_timeout_s=drain_timeout_s,
-                    stop_wanted=self._is_stop_requested,
-                )
-        except StartCancelled:
-            raise _stopped_meanwhile(new) from None
-        finally:
-            if session is None or new in session.host.models:
-                self._models.put(new)
-        logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
+        with self._life.changing():
+            session, stop_wanted = self._running(), self._life.is_stop_requested
+            self._models.rebind(
+                name, model_version, session, served, changes, drain_timeout_s=timeout_s, stop_wanted=stop_wanted
+            )
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = DRAIN_DEADLINE_S) -> None:
         """Take a model away, on a running server after its requests in flight are answered.
@@ -369,25 +273,14 @@ class TritonBase(abc.ABC):
             TritonServerError: The server refused, or did not answer. The model is served as before.
         """
         check_timeout("timeout_s", timeout_s)
-        self._check_not_forked()
+        self._check_own()
         if calling_model(self._context) in [each.definition for each in self._models.find(model_name, model_version)]:
             run_in_background("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s))
             return
-        with self._changing():
+        with self._life.changing():
             models = self._models.find(model_name, model_version)
-            session = self._running()
-            try:
-                if session is not None:
-                    session.host.unload(
-                        models,
-                        timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
-                        drain_timeout_s=timeout_s,
-                        stop_wanted=self._is_stop_requested,
-                    )
-            finally:
-                self._models.remove([model for model in models if session is None or model not in session.host.models])
-            for model in models:
-                logger.info("Model %s (version %d) is not served any more.", model.name, model.version)
+            session, stop_wanted = self._running(), self._life.is_stop_requested
+            self._models.unbind(models, session, drain_timeout_s=timeout_s, stop_wanted=stop_wanted)
 
     @abc.abstractmethod
     def connect(self) -> None:
@@ -397,7 +290,7 @@ class TritonBase(abc.ABC):
         """Return what is served and where, whether the server runs or not. From any thread."""
         is_running = self.is_connected()
         models = tuple(describe_model(model, is_running=is_running) for model in list(self._models.values()))
-        return TritonDescription(models, is_running, self._start_s)
+        return TritonDescription(models, is_running, self._life.start_s)
 
     def serve(
         self,
@@ -429,24 +322,19 @@ class TritonBase(abc.ABC):
             PyTritonError: As `connect`, or because a worker lost its server.
         """
         period = monitoring_period_s if monitoring_period_sec is None else monitoring_period_sec
-        if isinstance(period, bool) or not isinstance(period, (int, float)) or not period > 0:
-            raise PyTritonBadParameterError(
-                f"monitoring_period_s must be more than 0 seconds; got {period!r}.",
-                parameter="monitoring_period_s",
-                value=period,
-                rule="more than 0",
-            )
-        with StopSignals(self._on_signal):
+        _check_period(period)
+        life = self._life
+        with StopSignals(life.orders.on_signal):
             try:
                 # A server that ended since it was run is reported, not silently replaced.
-                self._wait_exit_reported()
-                if self._failure is None:
+                life.wait_exit_reported()
+                if life.failure is None:
                     self._alias._start()
                     if since is not None:
-                        self._start_s = time.monotonic() - since
+                        life.start_s = time.monotonic() - since
                     with beside():
                         self._present()
-                        self._block(period)
+                        life.block(min(period, self._longest_period_s), self._find_failure)
             except StartCancelled:
                 logger.info("The start was stopped.")
             except KeyboardInterrupt:
@@ -454,8 +342,8 @@ class TritonBase(abc.ABC):
                 logger.info("Interrupted: stopping the server.")
             finally:
                 self.stop()
-                self._signals.clear()
-        failure, self._failure = self._failure, None
+                life.orders.signals.clear()
+        failure, life.failure = life.failure, None
         if failure is not None:
             raise failure
 
@@ -469,12 +357,7 @@ class TritonBase(abc.ABC):
         Returns:
             True if it stopped something, or has begun to; False if there was nothing to stop.
         """
-        if os.getpid() != self._owner:
-            # A fork of the owner: the server is not its child.
-            return False
-        if calling_model(self._context) is not None:
-            return self._stop_in_background()
-        return self._stop(None)
+        return self._life.stop()
 
     def is_alive(self) -> bool:
         """Tell whether the server runs and every bound model has a worker that is up."""
@@ -482,8 +365,7 @@ class TritonBase(abc.ABC):
 
     def is_connected(self) -> bool:
         """Tell whether the server runs."""
-        session = self._session
-        return session is not None and session.is_running
+        return self._life.is_running
 
     @abc.abstractmethod
     def _open(self) -> Session:
@@ -502,10 +384,6 @@ class TritonBase(abc.ABC):
         logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
         say_ready(self.describe())
 
-    def _linger_s(self) -> float | None:
-        """Return how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
-        return 0.0
-
     def _restart_if_dead(self) -> bool:
         """Start a server that has ended again, where that is wanted and possible; return whether it did.
 
@@ -523,8 +401,7 @@ class TritonBase(abc.ABC):
 
     def _running(self) -> Session | None:
         self._restart_if_dead()
-        session = self._session
-        return session if session is not None and session.is_running else None
+        return self._life.session if self._life.is_running else None
 
     def _connect(self) -> None:
         try:
@@ -533,168 +410,30 @@ class TritonBase(abc.ABC):
             raise TritonServerStartError(self._CANCELLED) from None
 
     def _start(self) -> None:
-        self._check_not_forked()
-        keep_log_from_blocking()
-        if is_loading():
-            raise PyTritonInvalidOperationError(
-                "This script is imported for what it defines, and must not start servers itself: put what the script "
-                'does under `if __name__ == "__main__":`'
-            )
-        with self._changing():
-            if self._session is not None:
+        self._check_own()
+        check_may_start()
+        with self._life.changing():
+            if self._life.session is not None:
                 self._restart_if_dead()
-                if self._is_stop_requested():
-                    raise StartCancelled
-                if self._session.is_running:
+                self._life.check_wanted()
+                if self._life.is_running:
                     return
-                # It ended by itself, and its remains are about to be cleaned up.
-                self._close()
-            self._failure = None
-            began = time.monotonic()
-            session = self._session = self._open()
-            atexit.register(self._alias.stop)
-            try:
-                session.start(
-                    list(self._models.values()),
-                    timeout_s=self._startup_timeout_s(),
-                    cancelled=self._is_stop_requested,
-                )
-            except BaseException:
-                self._close()
-                raise
-            self._start_s = time.monotonic() - began
+            self._life.start(self._open, self._startup_timeout_s())
             for model in self._models.values():
                 self._announce(model)
 
-    def _close(self) -> bool:
-        session, self._session = self._session, None
-        if session is None:
-            return False
-        self._stopped = set(self._models.values())
-        atexit.unregister(self._alias.stop)
-        # Ctrl+C comes from somebody who looks at the screen, SIGTERM from what starts servers and sends them requests.
-        linger_s = self._linger_s() if self._signals[:1] == [signal.SIGTERM] else 0.0
-        try:
-            session.close(hurried=lambda: len(self._signals) > 1, linger_s=linger_s)
-        finally:
-            self._wake.put(None)
-        return True
-
-    def _wait_exit_reported(self) -> None:
-        """Wait until the end of a server, if it has ended, is reported as `_failure`."""
-        deadline = time.monotonic() + _EXIT_REPORT_S
-        while self._failure is None and time.monotonic() < deadline:
-            session = self._session
-            if session is None or session.is_running:
-                return
-            time.sleep(_POLL_S)
-
-    def _block(self, period_s: float) -> None:
-        while not self._signals:
-            if self._session is None or self._failure is not None:
-                return
-            failure = self._find_failure()
-            if failure is not None:
-                self._failure = failure
-                return
-            try:
-                self._wake.get(timeout=min(period_s, self._longest_period_s))
-            except queue.Empty:
-                continue
-        logger.info("Got %s: stopping the server.", signal.Signals(self._signals[0]).name)
-
-    def _stop(self, only: Session | None) -> bool:
-        """Stop the server, or that of one session: who has started another one since then keep it."""
-        self._stop_requests.append(only)
-        try:
-            with self._lock:
-                return self._close() if only in (None, self._session) else False
-        finally:
-            self._stop_requests.remove(only)
-
-    def _is_stop_requested(self) -> bool:
-        return bool(self._signals) or any(only in (None, self._session) for only in list(self._stop_requests))
-
-    def _on_signal(self, number: int) -> None:
-        # Runs between any two instructions of the main thread: no locks, no logging.
-        self._signals.append(number)
-        self._wake.put(None)
-
-    def _on_unrecoverable(self, error: BaseException) -> None:
-        logger.error("An inference callable can never answer again, so the server is stopped: %s", error)
-        self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
-        self._wake.put(None)
-        # Not in the thread that reports: stopping waits for it.
-        self._stop_in_background()
-
-    def _stop_in_background(self) -> bool:
-        session = self._session
-        if session is None:
-            return False
-        # At the end of the interpreter, its atexit hook stops the server.
-        return session in self._stop_requests or run_in_background("stop", lambda: self._stop(session))
-
-    def _changing(self) -> contextlib.AbstractContextManager[object]:
-        """Hold the lock. A callable does not wait for a stop, which waits for the callable."""
-        if calling_model(self._context) is None:
-            return _tell_shortage(self._lock)
-        return _held(self._lock, lambda: bool(self._stop_requests or self._signals))
-
-    def _check_not_forked(self) -> None:
-        if os.getpid() != self._owner:
-            raise PyTritonInvalidOperationError(
-                f"This process is a fork of process {self._owner}, which owns the server and the inference callables. "
-                f"Make a {type(self).__name__} of its own here, or call the one of process {self._owner} there."
-            )
+    def _check_own(self) -> None:
+        self._life.check_own(type(self).__name__)
 
     def _announce(self, model: WorkerService) -> None:
         logger.info("Model %s (version %d) is served at %s", model.name, model.version, " and ".join(self._urls()))
 
 
-@contextlib.contextmanager
-def _tell_shortage(lock: "threading.RLock") -> Iterator[None]:
-    """Hold a lock.
-
-    Raises:
-        TritonServerError: The system starts no more threads.
-    """
-    with lock:
-        try:
-            yield
-        except RuntimeError as error:
-            if not is_without_threads(error):
-                raise
-            # What to do follows from the text.
-            raise TritonServerError(f"This process cannot serve: {error}.") from error
-
-
-@contextlib.contextmanager
-def _held(lock: "threading.RLock", is_hopeless: Callable[[], bool]) -> Iterator[None]:
-    """Hold a lock, unless there is no hope to get it.
-
-    Raises:
-        PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
-    """
-    while not lock.acquire(timeout=_LOCK_POLL_S):
-        if is_hopeless():
-            raise PyTritonInvalidOperationError(
-                "The server is being stopped, and waits for the inference callable that asks for this. Let it return."
-            )
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _stopped_meanwhile(model: WorkerService) -> TritonModelLoadError:
-    reason = "the server was stopped in the meantime"
-    return TritonModelLoadError(
-        f"Model {model.name!r} (version {model.version}) cannot be served: {reason}.",
-        model_name=model.name,
-        model_version=model.version,
-        reason=reason,
-    )
+def _check_period(period_s: object) -> None:
+    if isinstance(period_s, bool) or not isinstance(period_s, (int, float)) or not period_s > 0:
+        raise PyTritonBadParameterError(
+            f"monitoring_period_s must be more than 0 seconds; got {period_s!r}.",
+            parameter="monitoring_period_s",
+            value=period_s,
+            rule="more than 0",
+        )

@@ -1,15 +1,204 @@
 """The bound models of one `Triton` or `RemoteTriton`, by name and version."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from pytriton.exceptions import PyTritonInvalidOperationError
+from pytriton.server.errors import TritonModelLoadError
+from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
+from pytriton.server.models.arguments import Servable
+from pytriton.server.models.callers import CallingModel
+from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.service import WorkerService
+from pytriton.server.models.workers import StartCancelled
 
-__all__ = ["BoundModels"]
+__all__ = ["WAIT_FORM_MODEL_TIMEOUT_S", "BoundModels"]
+
+WAIT_FORM_MODEL_TIMEOUT_S = 60.0
+"""How long a model may take to load on a running server, in seconds."""
+
+logger = logging.getLogger(__name__)
 
 
 class BoundModels(dict[tuple[str, int], WorkerService]):
-    """Bound models by `WorkerService.key`. What is in here, the callables see in their `TritonContext`."""
+    """Bound models by `WorkerService.key`. What is in here, the callables see in their `TritonContext`.
+
+    The methods that change something take the session of the running server, or None where none runs. They are called
+    by one thread at a time.
+
+    Args:
+        endpoints: The folder of the models' sockets.
+    """
+
+    def __init__(self, endpoints: Path) -> None:
+        super().__init__()
+        self._endpoints = endpoints
+        # Those that were there at the last stop: a notebook may bind them again, and gets the new ones.
+        self._stopped: set[WorkerService] = set()
+
+    def note_stop(self) -> None:
+        """Note that the server of these models is stopped: they may be bound anew."""
+        self._stopped = set(self.values())
+
+    def bind(
+        self,
+        model: WorkerService,
+        session: Session | None,
+        *,
+        replace: bool,
+        taken: Collection[str],
+        stop_wanted: Callable[[], bool],
+    ) -> bool:
+        """Add a model, and serve it.
+
+        Args:
+            model: The model.
+            session: That of the running server.
+            replace: Whether it may take the place of one of its name and version.
+            taken: The names of the models that are no bound callables.
+            stop_wanted: Asked again and again; True ends the wait.
+
+        Returns:
+            Whether it is new, and took no other one's place on a running server.
+
+        Raises:
+            PyTritonInvalidOperationError: The name is taken, or another version differs in what all have in common.
+            EndpointError: The workspace's path is too long for sockets in it.
+            TritonModelLoadError: The running server refused the model, or is being stopped.
+        """
+        old = self.get(model.key)
+        if old is not None and (session is not None or old not in self._stopped):
+            if not replace and not in_notebook():
+                raise PyTritonInvalidOperationError(
+                    "Cannot add model with the same name twice. "
+                    f"There is a model {old.name!r} of version {model.version} already: choose another name or version "
+                    "(names that differ only in case count as the same), or replace it by rebind() or "
+                    "bind(..., replace=True)."
+                )
+            if not replace:
+                print(f"Model {old.name!r} was bound already: it is replaced, as by bind(..., replace=True).")
+            model.succeed(old)
+            self.replace(old, model, session, drain_timeout_s=DRAIN_DEADLINE_S, stop_wanted=stop_wanted)
+            return False
+        self.check_same_config(model)
+        if model.name.lower() in map(str.lower, taken):
+            raise PyTritonInvalidOperationError(
+                f"There is a model {model.name!r} already, which is no bound callable: choose another name."
+            )
+        # Not at the start only, so that a path that is too long for sockets is an error before anything is started.
+        model.side_files(self._endpoints)
+        if session is not None:
+            try:
+                session.claim(model)
+                session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=stop_wanted)
+            except StartCancelled:
+                raise _stopped_meanwhile(model) from None
+        self.put(model)
+        model.definition.publish()
+        return True
+
+    def rebind(
+        self,
+        name: str,
+        version: int | None,
+        session: Session | None,
+        served: Servable,
+        changes: Mapping[str, Any],
+        *,
+        drain_timeout_s: float,
+        stop_wanted: Callable[[], bool],
+    ) -> None:
+        """Replace the callable of a model, see `TritonBase.rebind`.
+
+        Args:
+            name: Name of the model.
+            version: Which version; None is the only one.
+            session: That of the running server.
+            served: The new callable.
+            changes: What else is new, see `WorkerService.successor`.
+            drain_timeout_s: How long the old callable may take for what it has got, in seconds.
+            stop_wanted: Asked again and again; True ends the wait.
+        """
+        candidates = self.find(name, version)
+        if len(candidates) > 1:
+            versions = sorted(model.version for model in candidates)
+            raise PyTritonInvalidOperationError(
+                f"Model {name!r} is bound with versions {versions}: say with model_version which of them is "
+                "to be replaced."
+            )
+        old = candidates[0]
+        new = old.successor(served, **changes)
+        self.replace(old, new, session, drain_timeout_s=drain_timeout_s, stop_wanted=stop_wanted)
+
+    def replace(
+        self,
+        old: WorkerService,
+        new: WorkerService,
+        session: Session | None,
+        *,
+        drain_timeout_s: float,
+        stop_wanted: Callable[[], bool],
+    ) -> None:
+        """Let a model take the place of another one of its name and version.
+
+        Args:
+            old: The model that is bound.
+            new: The other one.
+            session: That of the running server.
+            drain_timeout_s: How long the old one may take for what it has got, in seconds.
+            stop_wanted: Asked again and again; True ends the wait.
+        """
+        self.check_same_config(new)
+        try:
+            if session is not None:
+                session.host.replace(
+                    old,
+                    new,
+                    timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
+                    drain_timeout_s=drain_timeout_s,
+                    stop_wanted=stop_wanted,
+                )
+        except StartCancelled:
+            raise _stopped_meanwhile(new) from None
+        finally:
+            if session is None or new in session.host.models:
+                self.put(new)
+        logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
+
+    def unbind(
+        self,
+        models: Collection[WorkerService],
+        session: Session | None,
+        *,
+        drain_timeout_s: float,
+        stop_wanted: Callable[[], bool],
+    ) -> None:
+        """Take models of one name away.
+
+        Args:
+            models: The models.
+            session: That of the running server.
+            drain_timeout_s: How long requests in flight may take, in seconds.
+            stop_wanted: Asked again and again; True ends the wait.
+        """
+        try:
+            if session is not None:
+                session.host.unload(
+                    list(models),
+                    timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
+                    drain_timeout_s=drain_timeout_s,
+                    stop_wanted=stop_wanted,
+                )
+        finally:
+            self.remove([model for model in models if session is None or model not in session.host.models])
+        for model in models:
+            logger.info("Model %s (version %d) is not served any more.", model.name, model.version)
+
+    def is_alone(self, caller: CallingModel | None, name: str, version: int | None) -> bool:
+        """Tell whether a model that calls is the one, and the only one, of this name and version."""
+        return caller is not None and [each.definition for each in self.find(name, version)] == [caller]
 
     def find(self, name: str, version: int | None) -> list[WorkerService]:
         """Return the bound versions of a name, or the one that is asked for.
@@ -67,3 +256,13 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         # A callable that serves several models sees the configuration of the one that was bound last.
         for model in self.values():
             model.definition.publish()
+
+
+def _stopped_meanwhile(model: WorkerService) -> TritonModelLoadError:
+    reason = "the server was stopped in the meantime"
+    return TritonModelLoadError(
+        f"Model {model.name!r} (version {model.version}) cannot be served: {reason}.",
+        model_name=model.name,
+        model_version=model.version,
+        reason=reason,
+    )

@@ -13,7 +13,6 @@ When the object of the program is gone, nobody but `Registry.running` can give o
 
 import gc
 import logging
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -22,6 +21,7 @@ from pytriton.server.errors import PortInUseError
 from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver.ports import ReservedPorts, fixed_addresses
+from pytriton.triton._life import ServerLife
 
 __all__ = ["Registry", "make_alias"]
 
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class _ServerOwner(Protocol):
-    _owner: int
+    _life: ServerLife
 
     def is_connected(self) -> bool: ...
 
@@ -128,7 +128,7 @@ class Registry(Generic[_Owner]):
 
 def _has_server(owner: _ServerOwner) -> bool:
     # In a fork, they are the parent's.
-    return owner._owner == os.getpid() and owner.is_connected()
+    return owner._life.is_own and owner.is_connected()
 
 
 def _alias_of(handle: _T) -> _T:

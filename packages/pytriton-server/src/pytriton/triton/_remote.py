@@ -127,8 +127,8 @@ class RemoteTriton(TritonBase):
             TritonServerStartError: `stop` was called in the meantime.
             WorkspaceError: The workspace cannot be made.
         """
-        with self._lock:
-            if self._remote is not None and self._session is not None:
+        with self._life.lock:
+            if self._remote is not None and self._life.session is not None:
                 self._wait_complete(self._remote)
         self._connect()
 
@@ -138,7 +138,7 @@ class RemoteTriton(TritonBase):
         Without models, True before the first connection: nothing is missing that was asked for.
         """
         remote = self._remote
-        if self._session is None or remote is None:
+        if self._life.session is None or remote is None:
             return not self._models and remote is None
         models = list(self._models.values())
         if not remote.is_running or not models:
@@ -170,7 +170,7 @@ class RemoteTriton(TritonBase):
             replace_models=self._replace_models,
             comeback_s=self._connect_timeout_s,
             cache_bytes=self._response_cache_bytes,
-            on_unrecoverable=self._on_unrecoverable,
+            on_unrecoverable=self._life.fail_for_good,
         )
         threading.Thread(target=self._watch, args=(self._remote,), name="pytriton-remote", daemon=True).start()
         return self._remote
@@ -179,12 +179,12 @@ class RemoteTriton(TritonBase):
         """Look after the models on the server, as long as the session lasts."""
         while not remote.ended.wait(RECONCILE_PERIOD_S) and remote.failure is None:
             # Whoever changes something has the lock, and sees for himself what is wrong.
-            if self._lock.acquire(blocking=False):
+            if self._life.lock.acquire(blocking=False):
                 try:
-                    if self._session is remote:
+                    if self._life.session is remote:
                         keep_on(remote.reconcile, "The models on the server cannot be looked after")
                 finally:
-                    self._lock.release()
+                    self._life.lock.release()
 
     def _find_failure(self) -> BaseException | None:
         failure = super()._find_failure()

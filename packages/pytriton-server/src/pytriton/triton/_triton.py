@@ -113,12 +113,12 @@ class Triton(TritonBase):
         self._guard = guard
         self._unresponsive_timeout_s = unresponsive_timeout_s
         self._schedule: RestartSchedule | None = None
-        self._linger_wanted_s = linger_s
         if triton_lifecycle_policy is None and vertex_ai_is_on(self._config):
             # Its front end picks the model at the start, so a start on entering the context manager could only fail.
             triton_lifecycle_policy = VertextAILifecyclePolicy
         super().__init__(workspace, triton_lifecycle_policy)
         self._trace_config = self._config.trace_config
+        self._life.linger_s = linger_s
         _registry.add(self, self._alias)
 
     @property
@@ -206,8 +206,8 @@ class Triton(TritonBase):
                 expected="a folder",
                 received=str(path),
             )
-        self._check_not_forked()
-        with self._changing():
+        self._check_own()
+        with self._life.changing():
             taken = {*self._folders, *(model.name for model in self._models.values())}
             if folder.name.lower() in map(str.lower, taken):
                 raise PyTritonInvalidOperationError(
@@ -227,8 +227,8 @@ class Triton(TritonBase):
             PyTritonInvalidOperationError: There is no such model.
             TritonServerError: The running server refused, or did not answer. The model is served as before.
         """
-        self._check_not_forked()
-        with self._changing():
+        self._check_own()
+        with self._life.changing():
             if name not in self._folders:
                 raise PyTritonInvalidOperationError(
                     f"bind_model has added no model {name!r}, but {', '.join(sorted(self._folders)) or 'none'}."
@@ -264,12 +264,12 @@ class Triton(TritonBase):
             TritonServerTimeoutError: It was not ready in time.
         """
         check_timeout("timeout_s", timeout_s)
-        self._check_not_forked()
+        self._check_own()
         if calling_model(self._context) is not None:
             raise PyTritonInvalidOperationError(
                 "An inference callable cannot have its own server replaced, which waits for it: ask in another thread."
             )
-        with self._changing():
+        with self._life.changing():
             server = self._server
             if self._running() is None or server is None:
                 raise PyTritonInvalidOperationError("No server runs that could be replaced: call run or serve first.")
@@ -278,7 +278,7 @@ class Triton(TritonBase):
                     self._config if config is None else config.with_environment(),
                     None if server_dir is None else Path(server_dir),
                     timeout_s=timeout_s,
-                    cancelled=self._is_stop_requested,
+                    cancelled=self._life.is_stop_requested,
                 )
             except StartCancelled:
                 raise TritonServerStartError("The server was stopped while it was being replaced.") from None
@@ -321,7 +321,7 @@ class Triton(TritonBase):
         self.run()
 
     def _start(self) -> None:
-        if self._session is None:
+        if self._life.session is None:
             _registry.stop_lost_servers(self._config)
         try:
             super()._start()
@@ -348,7 +348,7 @@ class Triton(TritonBase):
             folders=self._folders.values(),
             outcomes=None if self._server is None else self._server.server.outcomes,
             on_exit=self._on_exit,
-            on_unrecoverable=self._on_unrecoverable,
+            on_unrecoverable=self._life.fail_for_good,
         )
         return self._server
 
@@ -356,7 +356,7 @@ class Triton(TritonBase):
         return self._folders
 
     def _current(self) -> ServerSession | None:
-        return self._server if self._session is not None else None
+        return self._server if self._life.session is not None else None
 
     def _ports(self) -> ReservedPorts | None:
         return None if (current := self._current()) is None else current.server.ports
@@ -371,9 +371,6 @@ class Triton(TritonBase):
         mark_complete(None if self._server is None else self._server.server.process)
         present(self.describe())
 
-    def _linger_s(self) -> float | None:
-        return self._linger_wanted_s
-
     def _on_exit(self, report: ExitReport) -> None:
         failure = TritonServerExitedError(
             f"tritonserver {report.ending} although nobody stopped it.{quote_log(report.log_lines)}",
@@ -382,7 +379,7 @@ class Triton(TritonBase):
         )
         logger.error("%s", failure)
         if self._schedule is None:
-            self._fail(failure)
+            self._life.fail(failure)
             return
         # Not in the thread that reports: the start of the next server waits for it.
         try:
@@ -391,18 +388,18 @@ class Triton(TritonBase):
             logger.debug("No thread can be started any more: the interpreter is ending.")
 
     def _restart(self) -> None:
-        with self._lock:
+        with self._life.lock:
             try:
                 self._restart_if_dead()
             except Exception as error:
                 # Who waits for the end of the server is told that it does not come back.
                 call_safely(logger.exception, "tritonserver could not be started again.")
-                self._fail(error)
+                self._life.fail(error)
 
     def _restart_if_dead(self) -> bool:
         """Start a server that has died again, as often as the policy allows. Whoever has the lock first does it."""
         session, schedule = self._current(), self._schedule
-        if session is None or schedule is None or session.is_running or self._failure is not None:
+        if session is None or schedule is None or session.is_running or self._life.failure is not None:
             return False
         died = time.monotonic()
         error: PyTritonError | None = None
@@ -413,7 +410,7 @@ class Triton(TritonBase):
                 return False
             try:
                 self._wait(delay_s)
-                session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._is_stop_requested)
+                session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._life.is_stop_requested)
             except StartCancelled:
                 return False
             except PyTritonError as failure:
@@ -427,7 +424,7 @@ class Triton(TritonBase):
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not self._is_stop_requested():
+        while not self._life.is_stop_requested():
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -444,7 +441,7 @@ class Triton(TritonBase):
             log_lines=lines,
         )
         logger.error("%s", failure)
-        self._fail(failure)
+        self._life.fail(failure)
 
 
 _registry: Registry[Triton] = Registry()

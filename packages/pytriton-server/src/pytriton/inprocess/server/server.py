@@ -33,10 +33,11 @@ from pytriton.inprocess.server.session import Session
 from pytriton.server.models.callers import run_in_background
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from pytriton.inprocess.callables.bindings import Bindings
     from pytriton.model_config import ModelConfig, Tensor
+    from pytriton.server.models.arguments import BindOptions
 
 __all__ = ["Server"]
 
@@ -389,11 +390,8 @@ class Server:
         model: Callable[..., Any] | Sequence[Callable[..., Any]],
         /,
         *,
-        model_version: int = 1,
-        config: ModelConfig | None = None,
-        strict: bool = False,
-        trace_config: list[str] | None = None,
         copy_inputs: bool = False,
+        **options: Unpack[BindOptions],
     ) -> Model: ...
     @overload
     def bind(
@@ -401,11 +399,8 @@ class Server:
         model_name: str,
         infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
         *,
-        model_version: int = 1,
-        config: ModelConfig | None = None,
-        strict: bool = False,
-        trace_config: list[str] | None = None,
         copy_inputs: bool = False,
+        **options: Unpack[BindOptions],
     ) -> Model: ...
     def bind(
         self,

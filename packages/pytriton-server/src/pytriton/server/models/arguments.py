@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.server.models.process_workers import ProcessWorker
 
 __all__ = [
+    "BindOptions",
     "InferFunc",
     "Servable",
     "checked_callables",
@@ -28,6 +29,16 @@ __all__ = [
 InferFunc = Callable[..., Any]
 Servable = InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]
 """What serves a model, or several that do so in parallel."""
+
+
+class BindOptions(TypedDict, total=False):
+    """What `bind` takes by name on every way to serve; see there."""
+
+    model_version: int
+    config: ModelConfig | None
+    strict: bool
+    trace_config: list[str] | None
+
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 # Triton reads it from the name of a folder.

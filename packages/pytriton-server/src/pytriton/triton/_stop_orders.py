@@ -1,0 +1,105 @@
+"""`StopOrders`: who wants a server stopped; and the lock under which it is changed, for callers who know that."""
+
+import contextlib
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+
+from pytriton.decorators import TritonContext
+from pytriton.exceptions import PyTritonInvalidOperationError
+from pytriton.proxy_backend.system.shortage import is_without_threads
+from pytriton.server.errors import TritonServerError
+from pytriton.server.lifecycle.session import Session
+from pytriton.server.models.callers import calling_model
+
+__all__ = ["StopOrders"]
+
+_LOCK_POLL_S = 0.05
+
+
+class StopOrders:
+    """The signals and calls that want a server stopped. Wakes the thread that serves."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+        """The signals that have come since the server is served, oldest first."""
+        # By whoever wants the server stopped (None), or only that of a certain session; whoever holds the lock and
+        # waits looks at them.
+        self._calls: list[Session | None] = []
+        # A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def __bool__(self) -> bool:
+        """Tell whether there are any."""
+        return bool(self._calls or self.signals)
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a second signal has ended the patience."""
+        return len(self.signals) > 1
+
+    @property
+    def is_by_system(self) -> bool:
+        """Whether it was SIGTERM: that comes from what starts servers, Ctrl+C from somebody who looks at the screen."""
+        return self.signals[:1] == [signal.SIGTERM]
+
+    def on_signal(self, number: int) -> None:
+        """Note a signal. Runs between any two instructions of the main thread: no locks, no logging."""
+        self.signals.append(number)
+        self._wake.put(None)
+
+    def wake(self) -> None:
+        """Let the thread that serves look at what has happened."""
+        self._wake.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for `wake` or a signal, so many seconds at most."""
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=timeout_s)
+
+    @contextlib.contextmanager
+    def given(self, only: Session | None) -> Iterator[None]:
+        """Want a server stopped during this block: that of one session, or whichever there is."""
+        self._calls.append(only)
+        try:
+            yield
+        finally:
+            self._calls.remove(only)
+
+    def is_for(self, session: Session | None) -> bool:
+        """Tell whether the server of a session is to be stopped."""
+        return bool(self.signals) or any(only in (None, session) for only in list(self._calls))
+
+    def names(self, session: Session) -> bool:
+        """Tell whether somebody stops the server of this very session already."""
+        return session in self._calls
+
+    @contextlib.contextmanager
+    def changing(self, lock: "threading.RLock", context: TritonContext) -> Iterator[None]:
+        """Hold the lock of a server. A callable of it does not wait for a stop, which waits for the callable.
+
+        Args:
+            lock: The lock.
+            context: What all models of the server have in common.
+
+        Raises:
+            PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
+            TritonServerError: The system starts no more threads.
+        """
+        is_callable = calling_model(context) is not None
+        while not lock.acquire(timeout=_LOCK_POLL_S if is_callable else -1):
+            if self:
+                raise PyTritonInvalidOperationError(
+                    "The server is being stopped, and waits for the inference callable that asks for this. Let it "
+                    "return."
+                )
+        try:
+            yield
+        except RuntimeError as error:
+            if is_callable or not is_without_threads(error):
+                raise
+            # What to do follows from the text.
+            raise TritonServerError(f"This process cannot serve: {error}.") from error
+        finally:
+            lock.release()
