@@ -35,6 +35,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "pytriton.model_config.parser",
     ),
     "decorators": ("pytriton.decorators", "pytriton.decorators.testing"),
+    "testing": ("pytriton.testing",),
     "proxy": ("pytriton.proxy.types", "pytriton.proxy.outputs", "pytriton.proxy.telemetry"),
     "exceptions": ("pytriton.exceptions",),
     "client": (

@@ -26,7 +26,7 @@ from pytriton.decorators import _harness_steps
 from pytriton.decorators._calls.context import TritonContext, find_triton_context
 from pytriton.decorators._calls.types import RequestLike
 from pytriton.decorators._fake_request import request_type
-from pytriton.decorators._harness_checks import Checker, Result
+from pytriton.decorators.harness_checks import Checker, Result
 from pytriton.decorators.serving import check_callable, find_signature, load_infer_func, set_served_model
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor

@@ -21,7 +21,23 @@ from pytriton.model_config.common import (
 from pytriton.model_config.dtypes import type_from_config_name
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
 
-__all__ = ["ModelConfigParser"]
+__all__ = ["ModelConfigParser", "parse_prototxt"]
+
+
+def parse_prototxt(text: str, where: str = "the configuration") -> dict[str, Any]:
+    """Read the text of a `config.pbtxt` as it is, with every field that it has.
+
+    Args:
+        text: A message `ModelConfig` in protobuf's text format.
+        where: What to call the text in an error.
+
+    Returns:
+        Its fields by name: dictionaries, lists, strings (for enumerators, too), numbers and booleans.
+
+    Raises:
+        PyTritonModelConfigError: The text is not in that format; the error says the line and what is there.
+    """
+    return parse(text, where)
 
 
 class ModelConfigParser:

@@ -88,6 +88,7 @@ class CoroutineLoop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._running: set[Future[Any]] = set()
         self._is_stopped = False
 
@@ -112,7 +113,10 @@ class CoroutineLoop:
             loop = self._loop = asyncio.new_event_loop()
             # As in Triton's stub: what asks for the loop in `execute` gets this one.
             asyncio.set_event_loop(loop)
-            threading.Thread(target=self._keep_running, args=(loop,), name="pytriton-coroutines", daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._keep_running, args=(loop,), name="pytriton-coroutines", daemon=True
+            )
+            self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -133,6 +137,17 @@ class CoroutineLoop:
         self._is_stopped = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def close(self) -> None:
+        """Stop it and free what it holds, in a process that goes on without the model."""
+        self.stop()
+        if self._loop is None or self._thread is None:
+            return
+        import asyncio
+
+        self._thread.join()
+        self._loop.close()
+        asyncio.set_event_loop(None)
 
 
 class Bell:

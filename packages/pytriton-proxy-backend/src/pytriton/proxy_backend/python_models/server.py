@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..wire.errors import ProxyBackendError
 from .errors import TritonModelException
@@ -78,6 +80,24 @@ class Server:
     def has_endpoint(self) -> bool:
         """Whether it can be called."""
         return self._endpoint is not None
+
+    @contextlib.contextmanager
+    def replaced(self, calls: Any, name: str, phase: Phase) -> Iterator[None]:
+        """Put something else in the place of the server for a block, as tests of models do.
+
+        Args:
+            calls: Answers what is asked of the server, as `transport.calls.Calls`.
+            name: What errors call the model.
+            phase: How far the model is.
+        """
+        with self._lock:
+            before = self._calls, self.name, self.phase
+            self._calls, self.name, self.phase = calls, name, phase
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls, self.name, self.phase = before
 
     def failed(self, what: str, error: Exception) -> TritonModelException:
         """Return the error of a call that failed, in the words of Triton's stub."""
