@@ -239,8 +239,8 @@ std::string FindNameError(const GenerateRequest& request, const std::vector<Gene
 
 }  // namespace
 
-std::vector<GenerateInput> ReadInputs(std::string_view config) {
-  std::vector<GenerateInput> inputs;
+ModelInterface ReadInterface(std::string_view config) {
+  ModelInterface model;
   bool is_batched = false;
   const auto text = [](std::string_view value) {
     std::string read;
@@ -248,25 +248,34 @@ std::vector<GenerateInput> ReadInputs(std::string_view config) {
     return read;
   };
   const auto number = [](std::string_view value) { return std::strtoll(std::string(value).c_str(), nullptr, 10); };
-  const auto read_input = [&](std::string_view value) {
-    GenerateInput input;
-    JsonReader(value).Object([&](const std::string& name, std::string_view member) {
-      if (name == "name") input.name = text(member);
-      if (name == "data_type") input.type = text(member);
-      if (name == "optional") input.is_optional = member == "true";
-      if (name == "dims") JsonReader(member).Array([&](std::string_view dim) { input.dims.push_back(number(dim)); });
+  const auto read_tensors = [&](std::string_view list, std::vector<GenerateInput>* tensors) {
+    JsonReader(list).Array([&](std::string_view value) {
+      GenerateInput tensor;
+      JsonReader(value).Object([&](const std::string& name, std::string_view member) {
+        if (name == "name") tensor.name = text(member);
+        if (name == "data_type") tensor.type = text(member);
+        if (name == "optional") tensor.is_optional = member == "true";
+        if (name == "dims") JsonReader(member).Array([&](std::string_view dim) { tensor.dims.push_back(number(dim)); });
+      });
+      tensors->push_back(std::move(tensor));
     });
-    inputs.push_back(std::move(input));
   };
   JsonReader(config).Object([&](const std::string& name, std::string_view member) {
     if (name == "max_batch_size") is_batched = number(member) > 0;
-    if (name == "input") JsonReader(member).Array(read_input);
+    if (name == "input") read_tensors(member, &model.inputs);
+    if (name == "output") read_tensors(member, &model.outputs);
+    if (name != "model_transaction_policy") return;
+    JsonReader(member).Object([&](const std::string& policy, std::string_view value) {
+      if (policy == "decoupled") model.is_decoupled = value == "true";
+    });
   });
-  for (GenerateInput& input : inputs) {
-    input.is_batched = is_batched;
-    if (is_batched) input.dims.insert(input.dims.begin(), -1);
+  for (auto* tensors : {&model.inputs, &model.outputs}) {
+    for (GenerateInput& tensor : *tensors) {
+      tensor.is_batched = is_batched;
+      if (is_batched) tensor.dims.insert(tensor.dims.begin(), -1);
+    }
   }
-  return inputs;
+  return model;
 }
 
 std::string FindGenerateError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs,

@@ -10,7 +10,7 @@
 
 namespace pytriton::guard {
 
-// An input of a model, as its configuration has it.
+// An input or output of a model, as its configuration has it.
 struct GenerateInput {
   std::string name;
   std::string type;           // "TYPE_FP32" and so on
@@ -19,8 +19,15 @@ struct GenerateInput {
   bool is_optional = false;
 };
 
-// Those of a model configuration in JSON; none where it cannot be read.
-std::vector<GenerateInput> ReadInputs(std::string_view config);
+// What a model takes and gives.
+struct ModelInterface {
+  std::vector<GenerateInput> inputs;
+  std::vector<GenerateInput> outputs;
+  bool is_decoupled = false;
+};
+
+// That of a model configuration in JSON; nothing where it cannot be read.
+ModelInterface ReadInterface(std::string_view config);
 
 // A request to `generate` that Triton does not have yet.
 struct GenerateRequest {

@@ -16,6 +16,7 @@
 //                               to know how requests end: see outcomes.h
 //   TRITONSERVER_InferenceRequestSet...Parameter
 //                               names that are no inputs: see generate_errors.h
+//   writev, too                 a page about the server: see page.h
 //   TRITONSERVER_ServerOptionsSetLogFile
 //                               to open the log anew once its file was moved: see log_file.h
 //   shm_open                    names that only Triton's Python backend may use
@@ -29,8 +30,10 @@
 // In any other program it does nothing and hands the calls on, and in children of the server as well: they have copies of
 // its descriptors, which they may close, and not its callers.
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <dlfcn.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -60,6 +63,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "../grpc/front_end.h"
 #include "connections.h"
@@ -72,6 +76,7 @@
 #include "listeners.h"
 #include "log_file.h"
 #include "outcomes.h"
+#include "page.h"
 #include "protections.h"
 #include "shape_check.h"
 #include "model_readiness.h"
@@ -124,6 +129,9 @@ constexpr int kTurnedAwayMs = 10;
 constexpr uint64_t kMaxDrainBytes = 256ull << 20;
 // How often it is looked whether the file of the log was moved.
 constexpr std::chrono::seconds kLogFilePause{1};
+// How long what is said of the models may be of before.
+constexpr std::chrono::seconds kPagePause{1};
+constexpr uint32_t kReadyModels = 1;  // TRITONSERVER_INDEX_FLAG_READY
 
 // The shared memory that the starter asks for to try out what is in force.
 constexpr char kTriedFile[] = "/pytriton-self-test";
@@ -140,6 +148,7 @@ struct TritonFunctions {
   TRITONSERVER_Error* (*response_error)(TRITONSERVER_InferenceResponse* response);
   TRITONSERVER_Error* (*to_json)(TRITONSERVER_Message* message, const char** text, size_t* size);
   TRITONSERVER_Error* (*delete_message)(TRITONSERVER_Message* message);
+  TRITONSERVER_Error* (*index)(TRITONSERVER_Server* server, uint32_t flags, TRITONSERVER_Message** message);
   TRITONSERVER_Error* (*properties)(TRITONSERVER_Server* server, const char* model, int64_t version, uint32_t* flags,
                                     void* none);
 };
@@ -162,6 +171,13 @@ struct ServerReference {
   TRITONSERVER_Server* server = nullptr;
 };
 
+// The page about the server, which is made once a second at most.
+struct Page {
+  std::mutex mutex;
+  std::chrono::steady_clock::time_point made_at{};
+  std::vector<PageModel> models;
+};
+
 struct Guard {
   Limits limits;
   ServerReference server;
@@ -175,6 +191,8 @@ struct Guard {
   ModelReadiness models;
   Listeners listeners;
   Outcomes outcomes;
+  Outcomes uncounted;
+  Page page;
   LogFile log_file;
   MemoryBudget bodies;
   MemoryBudget inputs;
@@ -571,6 +589,7 @@ void LookForTraces(std::string_view begin) {
 
 void BeginOutcome(Guard* guard, Connection* connection) {
   InferencePath path;
+  bool wants_html = false;
   std::shared_ptr<RequestOutcome> request;
   if (connection->scan.FindInference(&path)) {
     request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
@@ -580,6 +599,10 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     if (const RequestText* text = connection->scan.text(); text != nullptr) {
       request->generate = std::make_unique<GenerateRequest>(GenerateRequest{path.model, path.version, path.endpoint, *text});
     }
+  } else if (guard->limits.page != 0 && connection->scan.AsksForPage(&wants_html)) {
+    request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
+    request->is_page = true;
+    request->wants_html = wants_html;
   }
   connection->unanswered.push_back(std::move(request));
 }
@@ -653,8 +676,11 @@ std::string_view StatusOf(const Connection& connection, std::string_view begin) 
   return begin.substr(std::min(begin.size(), kStatus));
 }
 
-// The inputs of a model; none where it is not there.
-std::vector<GenerateInput> InputsOf(Guard* guard, const GenerateRequest& request);
+// What a model takes and gives; nothing where it is not there.
+ModelInterface InterfaceOf(Guard* guard, const std::string& model, int64_t version);
+
+// What there is to be told of the server in place of a path that it has not.
+std::unique_ptr<HttpResponse> PageFor(Guard* guard, int fd, bool is_html);
 
 // What an answer to a request says in place of the front end's words; empty: those stay.
 std::string BetterError(Guard* guard, const RequestOutcome& request, int status) {
@@ -664,16 +690,20 @@ std::string BetterError(Guard* guard, const RequestOutcome& request, int status)
   const GenerateRequest& generate = *request.generate;
   const bool has_parameters =
       guard->limits.generate_extra_names != 0 || guard->models.HasParameters(generate.model, generate.version);
-  const std::vector<GenerateInput> inputs = InputsOf(guard, generate);
+  const std::vector<GenerateInput> inputs = InterfaceOf(guard, generate.model, generate.version).inputs;
   return inputs.empty() ? "" : FindGenerateError(generate, inputs, has_parameters);
 }
 
 // Before a response is written: its caller may look at the counts as soon as it has it.
-void BeginResponse(Guard* guard, Connection* connection, std::string_view status) {
+void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_view status) {
   if (status.empty() || connection->corrected != nullptr) return;
   RequestOutcome* const request = connection->unanswered.front().get();
   if (request == nullptr) return;
   const int code = std::atoi(std::string(status.substr(0, 3)).c_str());
+  if (request->is_page) {
+    if (code == 404) connection->corrected = PageFor(guard, fd, request->wants_html);
+    return;
+  }
   const std::string error = code < 400 ? "" : BetterError(guard, *request, code);
   const Outcome outcome =
       error.empty() ? request->NotedOr(OutcomeOfStatus(code, request->is_submitted)) : Outcome::kInvalid;
@@ -911,21 +941,81 @@ std::string TakeText(TRITONSERVER_Message* message) {
   return taken;
 }
 
-std::vector<GenerateInput> InputsOf(Guard* guard, const GenerateRequest& request) {
-  using Ask = TRITONSERVER_Error* (*)(TRITONSERVER_Server*, const char*, int64_t, uint32_t, void**);
-  const auto ask = reinterpret_cast<Ask>(FindNext(Hook::TRITONSERVER_ServerModelConfig));
-  if (ask == nullptr || g_triton.to_json == nullptr || g_triton.delete_message == nullptr) return {};
-  void* message = nullptr;
+bool CanRead() { return g_triton.to_json != nullptr && g_triton.delete_message != nullptr; }
+
+// Asks the server for something that it says in JSON; empty where it does not.
+template <typename Ask>
+std::string AskServer(Guard* guard, const Ask& ask) {
+  TRITONSERVER_Message* message = nullptr;
   {
     const std::shared_lock<std::shared_mutex> lock(guard->server.mutex);
-    if (guard->server.server == nullptr) return {};
-    TRITONSERVER_Error* const error = ask(guard->server.server, request.model.c_str(), request.version, 1, &message);
+    if (guard->server.server == nullptr) return "";
+    TRITONSERVER_Error* const error = ask(guard->server.server, &message);
     if (error != nullptr) {
       g_triton.delete_error(error);
-      return {};
+      return "";
     }
   }
-  return ReadInputs(TakeText(static_cast<TRITONSERVER_Message*>(message)));
+  return TakeText(message);
+}
+
+ModelInterface InterfaceOf(Guard* guard, const std::string& model, int64_t version) {
+  using Ask = TRITONSERVER_Error* (*)(TRITONSERVER_Server*, const char*, int64_t, uint32_t, TRITONSERVER_Message**);
+  const auto ask = reinterpret_cast<Ask>(FindNext(Hook::TRITONSERVER_ServerModelConfig));
+  if (ask == nullptr || !CanRead()) return {};
+  return ReadInterface(AskServer(guard, [&](TRITONSERVER_Server* server, TRITONSERVER_Message** message) {
+    return ask(server, model.c_str(), version, 1, message);
+  }));
+}
+
+// The models that are ready.
+std::vector<PageModel> ModelsOf(Guard* guard) {
+  if (g_triton.index == nullptr || !CanRead() || guard->hides_models) return {};
+  std::vector<PageModel> models = ReadIndex(AskServer(guard, [](TRITONSERVER_Server* server, TRITONSERVER_Message** message) {
+    return g_triton.index(server, kReadyModels, message);
+  }));
+  for (PageModel& model : models) {
+    model.interface = InterfaceOf(guard, model.name, -1);
+    model.is_served = !guard->models.IsForsaken(model.name.c_str(), -1);
+  }
+  return models;
+}
+
+// The address at which a connection was accepted.
+std::string UrlOf(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  char host[INET6_ADDRSTRLEN] = "localhost";
+  uint16_t port = 0;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
+    if (address.ss_family == AF_INET) {
+      const auto* const four = reinterpret_cast<const sockaddr_in*>(&address);
+      inet_ntop(AF_INET, &four->sin_addr, host, sizeof(host));
+      port = ntohs(four->sin_port);
+    } else if (address.ss_family == AF_INET6) {
+      const auto* const six = reinterpret_cast<const sockaddr_in6*>(&address);
+      inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof(host));
+      port = ntohs(six->sin6_port);
+    }
+  }
+  const bool is_six = std::strchr(host, ':') != nullptr;
+  return std::string("http://") + (is_six ? "[" : "") + host + (is_six ? "]:" : ":") + std::to_string(port);
+}
+
+std::unique_ptr<HttpResponse> PageFor(Guard* guard, int fd, bool is_html) {
+  std::string text;
+  {
+    const std::lock_guard<std::mutex> lock(guard->page.mutex);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - guard->page.made_at >= kPagePause) {
+      guard->page.models = ModelsOf(guard);
+      guard->page.made_at = now;
+    }
+    text = is_html ? PageAsHtml(guard->page.models, UrlOf(fd), guard->hides_models)
+                   : PageAsJson(guard->page.models, guard->hides_models);
+  }
+  return std::make_unique<HttpResponse>("200 OK", false, std::move(text), PageHeaders(is_html),
+                                        is_html ? "text/html; charset=utf-8" : "application/json");
 }
 
 // Triton makes a parameter of each name of a request to `generate` that is no input. A model that reads none would answer
@@ -968,6 +1058,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   Find(&g_triton.properties, "TRITONSERVER_ServerModelTransactionProperties");
   Find(&g_triton.to_json, "TRITONSERVER_MessageSerializeToJson");
   Find(&g_triton.delete_message, "TRITONSERVER_MessageDelete");
+  Find(&g_triton.index, "TRITONSERVER_ServerModelIndex");
   ReadSecrets(argc, argv);
   // Never freed: threads run until the end.
   Guard& guard = *new Guard;
@@ -1160,7 +1251,7 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
   if (connection == nullptr) return next(fd, parts, count);
   const std::string_view status = StatusOf(*connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
-  BeginResponse(guard, connection, status);
+  BeginResponse(guard, connection, fd, status);
   const bool is_right = connection->corrected == nullptr;
   const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
   if (size > 0 && !status.empty()) OnResponse(guard, connection);

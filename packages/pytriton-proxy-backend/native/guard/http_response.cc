@@ -104,7 +104,7 @@ std::string HttpResponse::CorrectHead() {
     } else if (replaces && (BeginsWith(line, kLength) || BeginsWith(line, kType))) {
       // Follows below.
     } else if (replaces && line == kEndOfLine) {
-      corrected.append("Content-Type: application/json\r\nContent-Length: ").append(std::to_string(body_.size()));
+      corrected.append("Content-Type: ").append(type_).append("\r\nContent-Length: ").append(std::to_string(body_.size()));
       corrected.append(kEndOfLine).append(headers_).append(kEndOfLine).append(body_);
     } else if (!joins || !(BeginsWith(line, "transfer-encoding:") || BeginsWith(line, "connection:"))) {
       corrected += line;

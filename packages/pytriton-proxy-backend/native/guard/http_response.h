@@ -19,9 +19,15 @@ class HttpResponse {
  public:
   // `status` is "400 Bad Request" or the like, in place of the front end's; empty: that stays.
   HttpResponse(std::string status, bool joins_chunks) : status_(std::move(status)), joins_chunks_(joins_chunks) {}
-  // As before, with another body, and headers of its own (lines, each with its end), where the response has a length.
-  HttpResponse(std::string status, bool joins_chunks, std::string body, std::string headers)
-      : status_(std::move(status)), joins_chunks_(joins_chunks), body_(std::move(body)), headers_(std::move(headers)) {}
+  // As before, with another body and its type, and headers of its own (lines, each with its end), where the response has a
+  // length.
+  HttpResponse(std::string status, bool joins_chunks, std::string body, std::string headers,
+               std::string type = "application/json")
+      : status_(std::move(status)),
+        joins_chunks_(joins_chunks),
+        body_(std::move(body)),
+        headers_(std::move(headers)),
+        type_(std::move(type)) {}
 
   // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
   // front end has one to write, it comes again, so that nothing converted is left over.
@@ -63,6 +69,7 @@ class HttpResponse {
   const bool joins_chunks_;
   const std::string body_;  // in place of the front end's; empty: that stays
   const std::string headers_;
+  const std::string type_;
   State state_ = State::kHead;
   std::string line_;   // the head, or the line with the size of a chunk, as far as it has come
   uint64_t left_ = 0;  // of the chunk, or of the body that is skipped

@@ -267,6 +267,7 @@ void HttpScan::ParseRequestLine(std::string_view line) {
     return;
   }
   is_post_ = method == "POST";
+  is_get_ = method == "GET";
   path_ = target.substr(0, target.find_first_of("?#"));
   state_ = State::kHeaders;
 }
@@ -315,6 +316,8 @@ void HttpScan::ParseHeader(std::string_view line) {
     if (!HasGoodWeights(value)) {
       Refuse(400, "expected weights from 0 to 1 in the header 'Accept-Encoding', got " + Quote(value));
     }
+  } else if (EqualNoCase(name, "accept")) {
+    wants_html_ = wants_html_ || value.find("text/html") != std::string_view::npos;
   } else if (EqualNoCase(name, "x-vertex-ai-triton-redirect")) {
     if (once(&has_redirect_)) redirects_to_infer_ = EndsWith(value, "/infer");
   }
@@ -423,6 +426,11 @@ bool HttpScan::FindInference(InferencePath* found) const {
   found->is_stream = what == "generate_stream";
   found->has_chunks = has_chunks_;
   return true;
+}
+
+bool HttpScan::AsksForPage(bool* wants_html) const {
+  *wants_html = wants_html_;
+  return is_get_ && (path_ == "/" || path_ == "/docs");
 }
 
 bool HttpScan::is_inside_target() const {

@@ -61,6 +61,8 @@ class HttpScan {
   // False where the request asks for anything else than inference, or its first line has not come.
   bool FindInference(InferencePath* found) const;
 
+  // Whether the request asks for the page about the server, and as what.
+  bool AsksForPage(bool* wants_html) const;
   // The body of a request to `generate`; null of others.
   const RequestText* text() const { return keeps_text_ ? &text_ : nullptr; }
 
@@ -100,6 +102,8 @@ class HttpScan {
 
   std::string path_;
   bool is_post_ = false;
+  bool is_get_ = false;
+  bool wants_html_ = false;
   bool keeps_text_ = false;
   RequestText text_;
   bool has_chunks_ = true;

@@ -26,6 +26,7 @@ constexpr Field kFields[] = {
     {"thread_stack_bytes", &Limits::thread_stack_bytes, 0},
     {"grpc_front_end", &Limits::grpc_front_end, 0},
     {"generate_extra_names", &Limits::generate_extra_names, 0},
+    {"page", &Limits::page, 0},
 };
 
 bool ParsePair(const std::string& pair, Limits* limits, std::string* error) {

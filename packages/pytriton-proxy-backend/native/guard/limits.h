@@ -22,6 +22,8 @@ struct Limits {
   uint64_t grpc_front_end = 1;
   // Whether `generate` takes names that are no inputs for models that read no parameters; 0 refuses them.
   uint64_t generate_extra_names = 0;
+  // Whether there is a page about the server at `/` and `/docs`.
+  uint64_t page = 1;
 };
 
 // Reads `name=value` pairs with commas between them, as in the variable PYTRITON_GUARD. False, with the reason, for a

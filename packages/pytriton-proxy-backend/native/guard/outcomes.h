@@ -96,6 +96,9 @@ class RequestOutcome {
   bool is_submitted = false;
   bool has_chunks = true;
   bool is_post = true;
+  // Of a request for the page about the server.
+  bool is_page = false;
+  bool wants_html = false;
   // What it said, where that is for `generate`.
   std::unique_ptr<GenerateRequest> generate;
 

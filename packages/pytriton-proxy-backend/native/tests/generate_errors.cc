@@ -39,11 +39,11 @@ GenerateRequest RequestOf(std::string_view text, Random* random) {
 }
 
 std::string ErrorOf(std::string_view text, bool has_parameters = false) {
-  return FindGenerateError(RequestOf(text, nullptr), ReadInputs(kConfig), has_parameters);
+  return FindGenerateError(RequestOf(text, nullptr), ReadInterface(kConfig).inputs, has_parameters);
 }
 
 void CheckTexts() {
-  const auto inputs = ReadInputs(kConfig);
+  const auto inputs = ReadInterface(kConfig).inputs;
   CHECK(inputs.size() == 4 && inputs[2].dims == (std::vector<int64_t>{-1, 3}) && inputs[1].is_optional);
   CHECK(inputs[0].name == "text" && inputs[0].type == "TYPE_STRING" && !inputs[0].is_optional);
   const auto begins = [](const std::string& text, std::string_view with) { return text.rfind(with, 0) == 0; };
@@ -78,13 +78,13 @@ void CheckPieces(Random& random) {
   CHECK(whole.body.text() == pieces.body.text() && !whole.body.is_cut());
   CHECK(whole.body.text().size() < RequestText::kMostOfString + 100);
   CHECK(HasMember(whole.body, "txet") && HasMember(whole.body, "tail") && !HasMember(whole.body, "text"));
-  CHECK(FindGenerateError(whole, ReadInputs(kConfig), true).rfind("'txet' is no input", 0) == 0);
+  CHECK(FindGenerateError(whole, ReadInterface(kConfig).inputs, true).rfind("'txet' is no input", 0) == 0);
   std::string list = R"({"txet":"b","x":[)";
   while (list.size() < RequestText::kMost) list += "1.25,";
   const GenerateRequest cut = RequestOf(list + "1]}", &random);
   CHECK(cut.body.is_cut() && cut.body.text().size() == RequestText::kMost);
   // Who knows what follows: nothing is said to be missing.
-  CHECK(FindGenerateError(cut, ReadInputs(kConfig), true).empty());
+  CHECK(FindGenerateError(cut, ReadInterface(kConfig).inputs, true).empty());
 }
 
 void Fuzz(Random& random) {
@@ -98,7 +98,7 @@ void Fuzz(Random& random) {
   }
   if (random() % 50 == 0) text = std::string(random() % 300'000, "[{\""[random() % 3]) + text;
   const GenerateRequest request = RequestOf(text, &random);
-  const std::string error = FindGenerateError(request, ReadInputs(kConfig), random() % 2 == 0);
+  const std::string error = FindGenerateError(request, ReadInterface(kConfig).inputs, random() % 2 == 0);
   const std::string json = JsonString(error);
   CHECK(error.size() < 4000 && pytriton::IsUtf8(json));
   // What is said is one string of JSON, and reads as it was.
@@ -112,7 +112,7 @@ void Fuzz(Random& random) {
   config.resize(random() % 3 == 0 ? random() % config.size() : config.size());
   const std::unique_ptr<char[]> block(new char[config.size()]);
   std::memcpy(block.get(), config.data(), config.size());
-  FindGenerateError(request, ReadInputs({block.get(), config.size()}), false);
+  FindGenerateError(request, ReadInterface({block.get(), config.size()}).inputs, false);
 }
 
 }  // namespace

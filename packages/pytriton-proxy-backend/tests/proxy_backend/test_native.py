@@ -136,6 +136,11 @@ def test_errors_of_generate(
     run_program(compile_native("generate_errors.cc", GENERATE_SOURCES, "memory"), *arguments)
 
 
+def test_guard_page(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    sources = [f"../guard/{name}.cc" for name in ("json_reader", "page")]
+    run_program(compile_native("guard_page.cc", sources, "memory"), FUZZ_SEED)
+
+
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     sources = [f"../guard/{name}.cc" for name in ("http_threads", "instance_threads")]
     run_program(compile_native("guard_threads.cc", sources, "memory"))

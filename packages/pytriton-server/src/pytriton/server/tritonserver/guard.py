@@ -54,6 +54,9 @@ class GuardConfig:
     generate_extra_names: bool = False
     """Whether a request to `generate` may have names that are no inputs, as Triton alone takes them, where the model
     reads no parameters. False refuses them (400): a misspelt optional input would be left out without a word."""
+    page: bool = True
+    """Whether `GET /` and `GET /docs` show a page about the server: its models that are ready, their tensors, and how
+    they are called. It leaves the models out where the endpoints `metadata` or `model-config` are protected."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""
