@@ -26,7 +26,6 @@ from pytriton.inprocess import (
     InferenceResponse,
     InternalError,
     InvalidArgumentError,
-    Model,
     NotFoundError,
     Server,
     TimedOutError,
@@ -39,6 +38,7 @@ from pytriton.inprocess import (
 )
 from pytriton.inprocess.capi.api import load_api
 from pytriton.inprocess.requests import tracing
+from pytriton.inprocess.requests.named import NamedModel
 from pytriton.inprocess.requests.request import new_request
 from pytriton.inprocess.requests.response import new_response
 from pytriton.model_config import ModelConfig, Tensor
@@ -153,7 +153,8 @@ def _fresh() -> Iterator[None]:
     release.set()
 
 
-def ask(model: Model, value: Any, **fields: Any) -> InferenceResponse:
+def ask(model: NamedModel, value: Any, **fields: Any) -> InferenceResponse:
+    response: InferenceResponse
     (response,) = model.infer(inputs={"x": value}, **fields)
     return response
 

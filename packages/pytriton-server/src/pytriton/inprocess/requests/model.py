@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytriton.inprocess.capi.enums import ModelBatchFlag, ModelTxnPropertyFlag
@@ -18,7 +19,7 @@ from pytriton.inprocess.requests.inference import AsyncResponseIterator, Respons
 from pytriton.inprocess.requests.named import NamedModel, RunningServer, access_of
 from pytriton.inprocess.requests.request import InferenceRequest, new_request
 
-__all__ = ["Model", "ModelDictionary"]
+__all__ = ["Model", "ModelDictionary", "listed_models"]
 
 _CONFIG_VERSIONS = range(2**32)
 
@@ -244,3 +245,14 @@ class ModelDictionary(dict[tuple[str, int], Model]):
             return self[key]
         except KeyError:
             return default
+
+
+def listed_models(server: RunningServer, index: Iterable[Mapping[str, Any]]) -> ModelDictionary:
+    """Make models of what Triton's model index lists."""
+    return ModelDictionary(
+        server,
+        [
+            Model(server, each["name"], int(each.get("version", -1)), each.get("state"), each.get("reason"))
+            for each in index
+        ],
+    )

@@ -40,6 +40,14 @@ class NamedModel:
         """Return the configuration that the server uses."""
         raise NotImplementedError
 
+    def infer(self, inference_request: Any = None, raise_on_error: bool = True, **kwargs: Any) -> Any:
+        """Send a request and iterate over its responses."""
+        raise NotImplementedError
+
+    def async_infer(self, inference_request: Any = None, raise_on_error: bool = True, **kwargs: Any) -> Any:
+        """Send a request and iterate over its responses in the running event loop."""
+        raise NotImplementedError
+
 
 def access_of(model: NamedModel) -> ServerAccess:
     """Return the access to the server of a model."""

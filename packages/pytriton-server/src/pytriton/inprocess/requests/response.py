@@ -6,17 +6,14 @@ response of Triton's that is kept would keep its model and the server alive.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import TritonError, error_class
-from pytriton.inprocess.requests.named import answering
+from pytriton.inprocess.requests.named import NamedModel, answering
 from pytriton.inprocess.requests.native_calls import ResponseContent
 from pytriton.inprocess.tensors.memory import MemoryBuffer
 from pytriton.inprocess.tensors.tensor import Tensor, tensor_of_array
-
-if TYPE_CHECKING:
-    from pytriton.inprocess.requests.model import Model
 
 __all__ = ["InferenceResponse", "Parameter", "new_response", "read_response"]
 
@@ -51,7 +48,7 @@ class InferenceResponse:
 
     def __init__(
         self,
-        model: Model,
+        model: NamedModel,
         request_id: str | None = None,
         parameters: dict[str, Parameter] | None = None,
         outputs: dict[str, Tensor] | None = None,
@@ -69,7 +66,7 @@ class InferenceResponse:
         self.final = final
 
     @property
-    def model(self) -> Model:
+    def model(self) -> NamedModel:
         """The model that answered, with its version. The one of the request is left as it is."""
         if self._answering is not None:
             asked = self._model
@@ -91,7 +88,7 @@ class InferenceResponse:
 _new_response = InferenceResponse.__new__
 
 
-def new_response(model: Model, request_id: str | None, final: bool) -> InferenceResponse:
+def new_response(model: NamedModel, request_id: str | None, final: bool) -> InferenceResponse:
     """Make a response without anything in it, in a third of the time that its constructor takes."""
     response = _new_response(InferenceResponse)
     response._model = model

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import numbers
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from pytriton.inprocess.capi import process
-from pytriton.inprocess.capi.c_types import MetricsHandle
-from pytriton.inprocess.capi.enums import MetricFormat, ModelControlMode
+from pytriton.inprocess.capi.enums import MetricFormat
 from pytriton.inprocess.capi.errors import (
     InvalidArgumentError,
-    TimedOutError,
     UnavailableError,
-    UnsupportedError,
-    encoded_text,
     wrong_argument,
 )
-from pytriton.inprocess.capi.parameters import c_parameters
-from pytriton.inprocess.requests.model import Model, ModelDictionary
-from pytriton.inprocess.server.load_parameters import load_parameters
+from pytriton.inprocess.requests.model import Model, ModelDictionary, listed_models
+from pytriton.inprocess.server.model_control import ModelControl, Wait
 from pytriton.inprocess.server.options import Options
 from pytriton.inprocess.server.session import Session
 from pytriton.server.models.callers import run_in_background
@@ -73,8 +65,6 @@ class Server:
         self._bindings: Bindings | None = None
         self._bindings_lock = threading.Lock()
 
-    # -- start and stop ----------------------------------------------------------------------------------------------
-
     def start(
         self, wait_until_ready: bool = False, polling_interval: float = 0.1, timeout: float | None = None
     ) -> Self:
@@ -98,17 +88,11 @@ class Server:
             UnsupportedError: If the process was forked from one in which a server was started.
             TritonError: What Triton says if it does not start, as when a model fails to load.
         """
-        _check_wait(polling_interval, timeout)
+        wait = Wait(polling_interval, timeout)
         process.check_may_start()
         with self._lock:
             if self._session is not None:
-                raise InvalidArgumentError(
-                    f"Server already started: expected server {self._session.name!r} to be stopped before it is "
-                    "started again. Call stop() first, or make another Server.",
-                    expected="a server that is not started",
-                    received="a started one",
-                    where=f"server {self._session.name!r}",
-                )
+                raise _already_started(self._session.name)
             # Of now: what is changed during the start is for the next one.
             options = dataclasses.replace(self.options) if isinstance(self.options, Options) else self.options
             self._session = process.interruptible(lambda: Session(options), Session.stop, "start")
@@ -117,7 +101,7 @@ class Server:
                 if self._bindings is not None:
                     self._bindings.on_started(self._session)
                 if wait_until_ready:
-                    self._wait(self.ready, "be ready", polling_interval, timeout)
+                    wait.until(self.ready, self._session.name, "be ready")
             except BaseException:
                 self.stop()
                 raise
@@ -148,7 +132,7 @@ class Server:
             if session is None:
                 if self._was_started:
                     return
-                raise self._not_started()
+                raise _not_started(self.options)
             session.stop()
             self._session = None
 
@@ -180,19 +164,17 @@ class Server:
             stacklevel=1,
         )
 
-    # -- state -------------------------------------------------------------------------------------------------------
-
     def live(self) -> bool:
         """Tell whether the server runs.
 
         Raises:
             InvalidArgumentError: If the server is not started. So do all methods below.
         """
-        return self._flag("TRITONSERVER_ServerIsLive")
+        return self._running().flag("TRITONSERVER_ServerIsLive")
 
     def ready(self) -> bool:
         """Tell whether the server and, with strict readiness, all of its models answer requests."""
-        return self._flag("TRITONSERVER_ServerIsReady")
+        return self._running().flag("TRITONSERVER_ServerIsReady")
 
     def metadata(self) -> dict[str, Any]:
         """Return the name, the version and the extensions of the server."""
@@ -210,20 +192,7 @@ class Server:
         """
         if not isinstance(metric_format, MetricFormat):
             raise wrong_argument("metric_format", "a member of MetricFormat", metric_format)
-        session = self._running()
-        text, size = ctypes.c_char_p(), ctypes.c_size_t()
-        with session.use() as handle:
-            metrics = MetricsHandle()
-            session.api.TRITONSERVER_ServerMetrics(handle, ctypes.byref(metrics))
-            try:
-                session.api.TRITONSERVER_MetricsFormatted(
-                    metrics, metric_format, ctypes.byref(text), ctypes.byref(size)
-                )
-                return ctypes.string_at(text, size.value).decode()
-            finally:
-                session.api.TRITONSERVER_MetricsDelete(metrics)
-
-    # -- models ------------------------------------------------------------------------------------------------------
+        return self._running().metrics(metric_format)
 
     def model(self, model_name: str, model_version: int = -1) -> Model:
         """Return a model by its name. Nothing is looked up before it is used.
@@ -241,14 +210,7 @@ class Server:
         Args:
             exclude_not_ready: Whether to leave out those that do not answer requests.
         """
-        listed = self._running().index(ready_only=exclude_not_ready)
-        return ModelDictionary(
-            self,
-            [
-                Model(self, model["name"], int(model.get("version", -1)), model.get("state"), model.get("reason"))
-                for model in listed
-            ],
-        )
+        return listed_models(self, self._running().index(ready_only=exclude_not_ready))
 
     def load(
         self,
@@ -281,9 +243,10 @@ class Server:
             ModelNotFoundError: If the model is in no repository.
             TritonError: What Triton says if the model does not load.
         """
-        self._explicit_only("load a model", UnavailableError)
+        control = self._control()
+        control.check_explicit("load a model", UnavailableError)
         model = Model(self, model_name)
-        self._running().load(model.name, load_parameters(model.name, parameters, config, files))
+        control.load(model.name, parameters, config, files)
         return model
 
     def unload(
@@ -310,13 +273,8 @@ class Server:
             TimedOutError: If the model is not gone in time. It goes when its requests are served.
         """
         name = model.name if isinstance(model, Model) else model
-        encoded_text("model", name)
-        _check_wait(polling_interval, timeout)
-        self._explicit_only("unload a model", UnavailableError)
-        self._running().check_listed(name)
-        self._running().unload(name, dependents=unload_dependents)
-        if wait_until_unloaded:
-            self._wait(lambda: self._is_unloaded(name), f"have unloaded model {name!r}", polling_interval, timeout)
+        wait = Wait(polling_interval, timeout)
+        self._control().unload(name, dependents=unload_dependents, wait=wait if wait_until_unloaded else None)
 
     def register_model_repository(
         self, repository_path: str | os.PathLike[str], name_mapping: Mapping[str, str] | None = None
@@ -332,18 +290,7 @@ class Server:
             InvalidArgumentError: If the folder is not there, or the mapping is not one from text to text.
             AlreadyExistsError: If the folder is registered already.
         """
-        self._explicit_only("register a model repository", UnsupportedError)
-        session = self._running()
-        path = _c_path(repository_path)
-        mapping = {} if name_mapping is None else name_mapping
-        where = f"model repository {str(repository_path)!r}"
-        if not isinstance(mapping, Mapping):
-            raise wrong_argument("name_mapping", "a dict from str to str", mapping, where=where)
-        for key, value in mapping.items():
-            encoded_text("a name of name_mapping", key, where=where)
-            encoded_text("a name of name_mapping", value, where=where)
-        with session.use() as handle, c_parameters(session.api, mapping) as (array, count):
-            session.api.TRITONSERVER_ServerRegisterModelRepository(handle, path, array, count)
+        self._control().register(repository_path, name_mapping)
 
     def unregister_model_repository(self, repository_path: str | os.PathLike[str]) -> None:
         """Remove a model repository. Models that were loaded from it stay.
@@ -355,10 +302,7 @@ class Server:
             UnsupportedError: If the server is not in mode `EXPLICIT`.
             InvalidArgumentError: If it is not registered.
         """
-        self._explicit_only("unregister a model repository", UnsupportedError)
-        session = self._running()
-        with session.use() as handle:
-            session.api.TRITONSERVER_ServerUnregisterModelRepository(handle, _c_path(repository_path))
+        self._control().unregister(repository_path)
 
     def poll_model_repository(self) -> None:
         """Load, reload and unload what has changed in the repositories.
@@ -366,9 +310,7 @@ class Server:
         Raises:
             UnavailableError: If the server is not in mode `POLL`.
         """
-        session = self._running()
-        with session.use() as handle:
-            session.api.TRITONSERVER_ServerPollModelRepository(handle)
+        self._control().poll()
 
     @overload
     def bind(
@@ -453,18 +395,9 @@ class Server:
                 understood.
             ImportError: If `trace_config` is given, and the extra `telemetry` is not installed.
         """
-        name, version = self._bound().bind(
-            model_name,
-            infer_func,
-            inputs,
-            outputs,
-            model_version,
-            config,
-            strict,
-            trace_config,
-            copy_inputs,
-            control_mode=self.options.model_control_mode,
-        )
+        options = model_version, config, strict, trace_config, copy_inputs
+        mode = self.options.model_control_mode
+        name, version = self._bound().bind(model_name, infer_func, inputs, outputs, *options, control_mode=mode)
         return Model(self, name, version)
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = 30.0) -> None:
@@ -484,23 +417,14 @@ class Server:
         """
         self._bound().unbind(model_name, model_version, timeout_s=timeout_s)
 
-    # -- for the other modules ---------------------------------------------------------------------------------------
-
     def _running(self) -> Session:
         session = self._session
         if session is None:
-            raise self._not_started()
+            raise _not_started(self.options)
         return session
 
-    def _not_started(self) -> InvalidArgumentError:
-        server_id = getattr(self.options, "server_id", None)
-        return InvalidArgumentError(
-            f"Server not started: expected server {server_id!r} to be started before it is used. Call start(), or use "
-            "it in a `with` statement.",
-            expected="a started server",
-            received="one that is not started",
-            where=f"server {server_id!r}",
-        )
+    def _control(self) -> ModelControl:
+        return ModelControl(self._running())
 
     def _bound(self) -> Bindings:
         # Not at the top: what serves callables is much to import, and of no use for other models.
@@ -511,61 +435,23 @@ class Server:
                 self._bindings = Bindings(lambda: self._session)
             return self._bindings
 
-    def _is_unloaded(self, name: str) -> bool:
-        return all(
-            model.get("state") in (None, "UNAVAILABLE") for model in self._running().index() if model["name"] == name
-        )
 
-    def _explicit_only(self, what: str, error: type[UnavailableError] | type[UnsupportedError]) -> None:
-        mode = self._running().control_mode
-        if mode is not ModelControlMode.EXPLICIT:
-            raise error(
-                f"Server {self._running().name!r} runs in model control mode {mode.name}: expected mode EXPLICIT to "
-                f"{what}. Start it with model_control_mode=ModelControlMode.EXPLICIT.",
-                expected=ModelControlMode.EXPLICIT,
-                received=mode,
-                where=f"server {self._running().name!r}",
-            )
-
-    def _flag(self, function: str) -> bool:
-        session = self._running()
-        flag = ctypes.c_bool()
-        with session.use() as handle:
-            getattr(session.api, function)(handle, ctypes.byref(flag))
-        return flag.value
-
-    def _wait(self, done: Callable[[], bool], what: str, polling_interval: float, timeout: float | None) -> None:
-        name = self._running().name
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not done():
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise TimedOutError(
-                    f"Expected server {name!r} to {what} within {timeout:g} s, which it did not.",
-                    expected=what,
-                    received=f"not within {timeout:g} s",
-                    where=f"server {name!r}",
-                )
-            time.sleep(polling_interval if left_s is None else min(polling_interval, left_s))
+def _already_started(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"Server already started: expected server {name!r} to be stopped before it is started again. Call stop() "
+        "first, or make another Server.",
+        expected="a server that is not started",
+        received="a started one",
+        where=f"server {name!r}",
+    )
 
 
-def _check_wait(polling_interval: object, timeout: object) -> None:
-    """Check the arguments of a wait before anything is done that it is to wait for.
-
-    Raises:
-        InvalidArgumentError: If one is not a number of seconds; the timeout may also be `None`.
-    """
-    for name, value in (("polling_interval", polling_interval), ("timeout", timeout)):
-        if value is None and name == "timeout":
-            continue
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
-            raise wrong_argument(name, "a number of seconds that is not negative", value)
-
-
-def _c_path(path: object) -> bytes:
-    if not isinstance(path, (str, os.PathLike)):
-        raise wrong_argument("repository_path", "a path (str or os.PathLike)", path)
-    encoded = os.fsencode(path)
-    if 0 in encoded:
-        raise wrong_argument("repository_path", "a path without zero characters", path)
-    return encoded
+def _not_started(options: object) -> InvalidArgumentError:
+    server_id = getattr(options, "server_id", None)
+    return InvalidArgumentError(
+        f"Server not started: expected server {server_id!r} to be started before it is used. Call start(), or use "
+        "it in a `with` statement.",
+        expected="a started server",
+        received="one that is not started",
+        where=f"server {server_id!r}",
+    )

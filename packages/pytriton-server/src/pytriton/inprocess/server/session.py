@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import logging
@@ -12,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytriton.inprocess.capi import process
-from pytriton.inprocess.capi.c_types import ServerHandle
-from pytriton.inprocess.capi.enums import ModelControlMode
+from pytriton.inprocess.capi.c_types import MetricsHandle, ServerHandle
+from pytriton.inprocess.capi.enums import MetricFormat, ModelControlMode
 from pytriton.inprocess.capi.errors import (
     InternalError,
     ModelNotFoundError,
@@ -129,6 +130,25 @@ class Session(ServerAccess):
         """List the models of the repositories, as Triton's model index does."""
         with self.use() as handle:
             return self._index(handle, ready_only=ready_only)
+
+    def flag(self, function: str) -> bool:
+        """Return what a function of the C API says of the server."""
+        flag = ctypes.c_bool()
+        with self.use() as handle:
+            getattr(self.api, function)(handle, ctypes.byref(flag))
+        return flag.value
+
+    def metrics(self, metric_format: MetricFormat) -> str:
+        """Return the metrics of all servers of this process, as text of a format."""
+        text, size = ctypes.c_char_p(), ctypes.c_size_t()
+        with self.use() as handle:
+            metrics = MetricsHandle()
+            self.api.TRITONSERVER_ServerMetrics(handle, ctypes.byref(metrics))
+            try:
+                self.api.TRITONSERVER_MetricsFormatted(metrics, metric_format, ctypes.byref(text), ctypes.byref(size))
+                return ctypes.string_at(text, size.value).decode()
+            finally:
+                self.api.TRITONSERVER_MetricsDelete(metrics)
 
     def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         """Load a model in whatever mode of control. It goes on after an interrupt.
