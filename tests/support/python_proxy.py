@@ -118,10 +118,10 @@ class Proxy:
     def only_worker(self) -> AttachedWorker:
         """Return the one that is attached."""
         self.wait_workers(1)
-        return next(iter(self.endpoint._workers.values()))
+        return next(iter(self.endpoint._pool.workers))
 
     def wait_workers(self, count: int) -> None:
-        eventually(lambda: len(self.endpoint._workers) == count)
+        eventually(lambda: len(self.endpoint._pool.workers) == count)
 
 
 def _keys(keys: tuple[Path, Path] | None) -> dict[str, Path]:

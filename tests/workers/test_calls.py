@@ -140,7 +140,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def patient_greetings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("calls", "connection"):
+    for module in ("call_connection", "connection"):
         monkeypatch.setattr(f"pytriton.proxy_backend.transport.{module}.GREETING_TIMEOUT_S", PATIENCE_S)
 
 

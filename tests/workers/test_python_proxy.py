@@ -575,7 +575,7 @@ def test_a_batch_that_never_reached_its_worker_goes_to_another_one(address: str)
         ghost.protocol.greet(Hello(name="ghost").pack())
         ghost.load = 1
         batch = BatchInFlight([RequestData({"x": np.array([[3]], np.float32)}, outputs=["y"])], [caller := Caller()])
-        served.endpoint._outgoing.append((ghost, batch))
+        served.endpoint._pool.outgoing.append((ghost, batch))
         served.endpoint._socket.wake()
         np.testing.assert_array_equal(caller.wait()["y"], [[6]])
 

@@ -55,7 +55,7 @@ def attach(proxy: Any, golden: ModuleType) -> Iterator[Callable[..., tuple[Calls
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GREETING_TIMEOUT_S", "_ARENA_TIMEOUT_S"):
-        monkeypatch.setattr(f"pytriton.proxy_backend.transport.calls.{name}", PATIENCE_S)
+        monkeypatch.setattr(f"pytriton.proxy_backend.transport.call_connection.{name}", PATIENCE_S)
 
 
 def next_call(peer: Any, golden: ModuleType) -> Any:
@@ -208,7 +208,7 @@ def test_what_nobody_foresaw_ends_all_calls_with_an_error(
         raise ZeroDivisionError("injected")
 
     pending = calls.infer("model", X)
-    monkeypatch.setattr(calls, "_take", fail)
+    monkeypatch.setattr(calls._connection, "_take", fail)
     # The first of its packets ends the connection, which may be before the last is sent.
     with contextlib.suppress(BrokenPipeError):
         respond(peer, golden, next_call(peer, golden).batch, b"")
@@ -269,7 +269,7 @@ def test_a_proxy_backend_without_calls(
 def test_metrics_are_discarded_wherever_it_is_asked_for(attach: Callable[..., Any], golden: ModuleType) -> None:
     """A finalizer may run while this very thread holds the lock."""
     calls, peer = attach()
-    with calls._lock:
+    with calls._connection._lock:
         calls.discard_metric(4)
     calls.discard_metric_family(2)
     packets = [next_call(peer, golden) for _ in range(2)]
@@ -279,5 +279,5 @@ def test_metrics_are_discarded_wherever_it_is_asked_for(attach: Callable[..., An
     ]
     peer.message(golden.FAIL, flags=golden.BATCH_DONE, batch=packets[0].batch, index=3, body=b"there is none")
     peer.message(golden.RESULT, flags=golden.BATCH_DONE, batch=packets[1].batch)
-    eventually(lambda: not calls._pending)
+    eventually(lambda: not calls._connection._pending)
     assert messages.as_float(0) == 0

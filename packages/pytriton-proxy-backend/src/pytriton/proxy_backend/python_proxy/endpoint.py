@@ -9,7 +9,6 @@ The states of a worker::
 
 from __future__ import annotations
 
-import collections
 import logging
 import threading
 import time
@@ -24,19 +23,14 @@ from ..transport.zmq_sockets import Message, UnreachableError, WouldBlockError, 
 from ..wire import messages
 from ..wire.batch import RequestData
 from ..wire.greetings import pack_refuse
-from ..wire.layout import Capability, ErrorCode
+from ..wire.layout import ErrorCode
 from ..wire.response import read_responses
+from .pool import PoolClosedError, WorkerPool
 from .workers import AttachedWorker, BatchInFlight, Caller, logger
 
 _TICK_S = 0.5
 _CANCEL_TICK_S = 0.05
 _STOP_TIMEOUT_S = 10.0
-# Without a worker: how long a batch stays before it is set aside, while Triton collects the requests that come for the
-# next one, and for how long batches are set aside as they come then, which empties Triton's queue.
-_COLLECT_S = 0.02
-_DRAIN_S = 0.005
-# So long a model may be without a worker before it says that it is not ready; see kReadyGraceNs in endpoint.cc.
-_READY_GRACE_S = 0.5
 
 
 class ProxyEndpoint:
@@ -54,18 +48,9 @@ class ProxyEndpoint:
         self._settings = settings
         self._make_sockets = make_sockets
         self._where = f"model '{settings.model_name}' version {settings.model_version}"
-        self._changed = threading.Condition()
-        self._workers: dict[bytes, AttachedWorker] = {}
-        self._outgoing: collections.deque[tuple[AttachedWorker, BatchInFlight]] = collections.deque()
-        # Batches that no worker has any more, or that never reached the one that they were for.
-        self._waiting: collections.deque[BatchInFlight] = collections.deque()
-        self._drain_until = 0.0  # until when batches are set aside as they come
+        self._pool = WorkerPool(settings, lambda: self._socket.wake())
         self._dismissed: dict[bytes, int] = {}  # the connections of workers that were let go, as long as they last
         self._last_loss = ""
-        self._last_end = 0.0  # when the last worker went, or the first could come
-        self._next_number = 1
-        self._place = 0
-        self._stopping = False
         self._end_reason = "the model is unloaded"
         self._next_poll = 0.0
         self._next_trim = 0.0
@@ -89,12 +74,11 @@ class ProxyEndpoint:
         self._started.wait()
         if self._error is not None:
             raise self._error
-        self._last_end = time.monotonic()
+        self._pool.open()
 
     def is_ready(self) -> bool:
         """Tell whether a worker takes batches, or did so a moment ago."""
-        with self._changed:
-            return self._has_worker(standing_in=False) or time.monotonic() - self._last_end < _READY_GRACE_S
+        return self._pool.is_ready()
 
     def execute(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
         """Hand a batch to a worker; returns as soon as another one is idle, or none has anything to do.
@@ -102,74 +86,19 @@ class ProxyEndpoint:
         Every caller is answered, now or later, from this thread or another one.
         """
         batch = BatchInFlight(requests, callers)
-        worker = self._reserve_worker(batch)
-        if worker is None:
-            return
-        if not self._write(worker, batch):
-            return
-        self._outgoing.append((worker, batch))
-        self._socket.wake()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._stopping
-                    or any(other.is_idle for other in self._workers.values())
-                    or not any(other.load for other in self._workers.values())
-                )
-            )
-
-    def _reserve_worker(self, batch: BatchInFlight) -> AttachedWorker | None:
-        """Return a worker for a batch; sets the batch aside where none is attached.
-
-        Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came
-        to Triton's queue; so what finds no worker is taken out of that, and waits here.
-        """
-        drains = batch.waiting_since < self._drain_until
-        deadline = batch.waiting_since + (0.0 if drains else min(_COLLECT_S, self._settings.attach_timeout_s))
-        with self._changed:
-            while not self._stopping:
-                worker = self._idle_worker()
-                if worker is not None:
-                    worker.load += 1
-                    return worker
-                # As long as one is attached it answers sooner or later, or dies: only its absence has a limit.
-                if self._has_worker():
-                    self._changed.wait(_TICK_S)
-                elif (left := deadline - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                else:
-                    self._waiting.append(batch)
-                    self._socket.wake()
-                    if not drains:
-                        self._drain_until = time.monotonic() + _DRAIN_S
-                    return None
-        batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
-        return None
-
-    def _idle_worker(self) -> AttachedWorker | None:
-        workers = list(self._workers.values())
-        for index in range(len(workers)):
-            place = (self._place + index) % len(workers)
-            if workers[place].is_idle:
-                self._place = place + 1
-                return workers[place]
-        return None
-
-    def _has_worker(self, *, standing_in: bool = True) -> bool:
-        return any(
-            worker.protocol.state is State.ATTACHED
-            and (standing_in or not worker.protocol.hello.capabilities & Capability.STANDS_IN)
-            for worker in self._workers.values()
-        )
+        try:
+            worker = self._pool.reserve(batch)
+            if worker is not None and self._write(worker, batch):
+                self._pool.send(worker, batch)
+        except PoolClosedError:
+            batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
 
     def _write(self, worker: AttachedWorker, batch: BatchInFlight) -> bool:
         """Write a batch for a worker; where that cannot be, the worker is free again.
 
         Its halves may fit then: so one request that cannot be written fails without the others.
         """
-        with self._changed:
-            number = self._next_number
-            self._next_number += 1
+        number = self._pool.next_number()
         code = ErrorCode.INVALID_ARG
         try:
             batch.write(number, worker.memory, self._settings)
@@ -179,34 +108,14 @@ class ProxyEndpoint:
         except Exception as error:  # of what Triton gives, or the system does not
             code, text = ErrorCode.INTERNAL, f"the batch cannot be written: {type(error).__name__}: {error}"
         halves = batch.halves() if code is ErrorCode.INVALID_ARG else []
-        with self._changed:
-            self._waiting.extendleft(reversed(halves))
-        self._free(worker)
+        self._pool.free(worker, halves)
         if not halves:
             batch.fail(code, f"{self._where}: {text}")
         return False
 
-    def _free(self, worker: AttachedWorker) -> None:
-        """Note that a worker has one batch less."""
-        with self._changed:
-            worker.load -= 1
-            self._hand_out()
-            self._changed.notify_all()
-
-    def _hand_out(self) -> None:
-        """Give what waits to idle workers, before anybody else gets one."""
-        while self._waiting and (worker := self._idle_worker()) is not None:
-            worker.load += 1
-            batch = self._waiting.popleft()
-            batch.block = None
-            self._outgoing.append((worker, batch))
-            self._socket.wake()
-
     def stop(self) -> None:
         """End every connection; what is in flight fails."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._pool.close()
         if self._started.is_set() and self._error is None:
             self._socket.wake()
         self._thread.join(_STOP_TIMEOUT_S)
@@ -225,20 +134,17 @@ class ProxyEndpoint:
         self.address = self._socket.address
         self._started.set()
         try:
-            while not self._stopping:
-                is_busy = self._waiting or any(worker.protocol.in_flight for worker in self._workers.values())
-                self._socket.wait(_CANCEL_TICK_S if is_busy else _TICK_S)
+            while not self._pool.is_closed:
+                self._socket.wait(_CANCEL_TICK_S if self._pool.is_busy() else _TICK_S)
                 self._turn()
         except BaseException as error:
             self._end_reason = f"its endpoint failed, load it again: {type(error).__name__}: {error}"
             call_safely(logger.exception, "%s: the thread of the endpoint failed", self._where)
         finally:
-            with self._changed:
-                self._stopping = True
-                self._changed.notify_all()
-            for worker in list(self._workers.values()):
+            self._pool.close()
+            for worker in self._pool.workers:
                 self._dismiss(worker, self._end_reason, expected=True)
-            for batch in [*(batch for _, batch in self._outgoing), *self._waiting]:
+            for batch in self._pool.take_all():
                 batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
             if self._memory is not None:
                 self._memory.close()
@@ -252,19 +158,19 @@ class ProxyEndpoint:
                     logger.error("%s: a worker was refused: its keys are not known here", self._where)
                 if event.kind == "gone":
                     self._dismissed = {peer: link for peer, link in self._dismissed.items() if link != event.link}
-                for worker in [other for other in self._workers.values() if other.link == event.link]:
+                for worker in [other for other in self._pool.workers if other.link == event.link]:
                     if event.kind == "gone":
                         self._drop(worker, "its connection ended")
             message = self._socket.receive()
             if message is None:
                 break
             self._handle(message)
-        while self._outgoing:
-            self._send(*self._outgoing.popleft())
+        while self._pool.outgoing:
+            self._send(*self._pool.outgoing.popleft())
         now = time.monotonic()
         if now >= self._next_trim:
             self._next_trim = now + _TICK_S
-            for worker in list(self._workers.values()):
+            for worker in self._pool.workers:
                 self._give_back(worker)
                 self._trim(worker)
         # Asking is a round trip to the server for each request.
@@ -275,7 +181,7 @@ class ProxyEndpoint:
             self._give_up(now)
 
     def _handle(self, message: Message) -> None:
-        worker = self._workers.get(message.peer)
+        worker = self._pool.get(message.peer)
         if worker is None:
             # What a worker says that was let go is too late.
             if self._dismissed.get(message.peer) != message.link:
@@ -314,10 +220,7 @@ class ProxyEndpoint:
             return
         how = "through messages" if worker.memory is None else "through shared memory"
         logger.info("%s: %s attached, %s", self._where, worker.label, how)
-        with self._changed:
-            self._workers[worker.peer] = worker
-            self._hand_out()
-            self._changed.notify_all()
+        self._pool.add(worker)
 
     def _take(self, worker: AttachedWorker, message: Message) -> None:
         packet = message.packet
@@ -343,7 +246,7 @@ class ProxyEndpoint:
                 batch.respond(response)
         if protocol.answered(header, batch, time.monotonic()):
             batch.fail(ErrorCode.INTERNAL, f"{worker.label} ended the batch without an answer to this request")
-            self._free(worker)
+            self._pool.free(worker)
         if protocol.acknowledgement_due:
             self._give_back(worker)
 
@@ -369,29 +272,12 @@ class ProxyEndpoint:
                     batch.requests = ()
                 return
         # Nobody has had it, so it may go to anybody.
-        self._wait_for_another(batch)
-        self._free(worker)
-
-    def _wait_for_another(self, batch: BatchInFlight) -> None:
-        batch.block = None
-        batch.cancelled.clear()
-        batch.waiting_since = time.monotonic()
-        with self._changed:
-            # In front of what no worker has had: the first of that came later.
-            place = next((at for at, other in enumerate(self._waiting) if not other.number), None)
-            self._waiting.insert(len(self._waiting) if place is None else place, batch)
-            self._hand_out()
+        self._pool.wait_for_another(batch)
+        self._pool.free(worker)
 
     def _give_up(self, now: float) -> None:
         """Fail what waits for a worker in vain."""
-        with self._changed:
-            if not self._waiting or self._has_worker():
-                return
-            oldest = now - self._settings.attach_timeout_s
-            late = [batch for batch in self._waiting if batch.waiting_since <= oldest]
-            if late:
-                self._waiting = collections.deque(batch for batch in self._waiting if batch.waiting_since > oldest)
-        for batch in late:
+        for batch in self._pool.take_late(now):
             limit = f"{self._settings.attach_timeout_s:g} s"
             if batch.number:
                 lost = batch.loss or f"{self._where}: the worker was lost before it had this request"
@@ -408,7 +294,7 @@ class ProxyEndpoint:
         limit_s = self._settings.execution_timeout_s
         if limit_s is None:
             return
-        for worker in list(self._workers.values()):
+        for worker in self._pool.workers:
             for batch in worker.protocol.expire(now):
                 for index in batch.open - batch.cancelled:
                     self._cancel(worker, batch, index)
@@ -431,7 +317,7 @@ class ProxyEndpoint:
             self._tell(worker, messages.pack_segment_close(segment))
 
     def _poll_cancelled(self) -> None:
-        for worker in self._workers.values():
+        for worker in self._pool.workers:
             for batch in worker.protocol.in_flight.values():
                 for index in batch.open - batch.cancelled:
                     if batch.callers[index].is_cancelled():
@@ -461,12 +347,7 @@ class ProxyEndpoint:
         if worker.protocol.state is State.CLOSED:
             return
         logger.log(logging.INFO if expected else logging.ERROR, "%s: %s is gone: %s", self._where, worker.label, reason)
-        with self._changed:
-            batches = worker.protocol.close()
-            worker.load -= len(batches)
-            self._workers.pop(worker.peer, None)
-            self._last_end = time.monotonic()
-            self._changed.notify_all()
+        batches = self._pool.remove(worker)
         if worker.memory is not None:
             worker.memory.close()
         if not expected:
@@ -476,7 +357,7 @@ class ProxyEndpoint:
             once = not (batch.loss or batch.is_answered or batch.is_expired or expected)
             if self._settings.repeatable and once and batch.open:
                 batch.loss = loss
-                self._wait_for_another(batch)
+                self._pool.wait_for_another(batch)
             else:
                 batch.fail(
                     ErrorCode.UNAVAILABLE,
