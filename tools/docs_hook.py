@@ -1,4 +1,8 @@
-"""What mkdocs does to pages: what is not for readers goes, and what draws diagrams comes from the site itself."""
+"""What mkdocs does to pages: what is not for readers goes, and what draws diagrams comes from the site itself.
+
+Beside the pages it writes `llms.txt`, which says what there is, each page as Markdown, and all of them in one file, for
+assistants and other programs that read.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,47 @@ _NO_RUN = re.compile(r'^(\s*```.*?) norun="[^"]*"', re.MULTILINE)
 _MERMAID = "assets/mermaid"
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+# What the theme wants and plain Markdown has not: attributes of images, buttons and paragraphs, and its own HTML.
+_FOR_THE_THEME = re.compile(r"^---\n.*?\n---\n|\{ [.:#][^}\n]*\}|^</?div[^>\n]*>\n", re.DOTALL | re.MULTILINE)
+_LIST = "llms.txt"
+_ALL = "llms-full.txt"
+_written: dict[str, tuple[str, str]] = {}
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Leave out of the fences of blocks what is not for readers."""
-    return _NO_RUN.sub(r"\1", markdown)
+    text = _NO_RUN.sub(r"\1", markdown)
+    _written[page.file.src_uri] = str(page.title), _FOR_THE_THEME.sub("", text).strip() + "\n"
+    return text
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the pages as Markdown."""
+    site = Path(config.site_dir)
+    pages = [page for page in _in_order(config.nav) if page in _written]
+    for page in pages:
+        (site / page).parent.mkdir(parents=True, exist_ok=True)
+        (site / page).write_text(_written[page][1], encoding="utf-8")
+    lines = [
+        f"# {config.site_name}",
+        "",
+        f"> {config.site_description}",
+        "",
+        f"All pages in one file: [{_ALL}]({_ALL})",
+        "",
+    ]
+    lines += [f"* [{_written[page][0]}]({page})" for page in pages]
+    (site / _LIST).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    texts = [f"<!-- {page} -->\n\n{_written[page][1]}" for page in pages]
+    (site / _ALL).write_text("\n".join(texts), encoding="utf-8")
+
+
+def _in_order(menu: Any) -> list[str]:
+    """Return the pages of a menu as they come in it."""
+    if isinstance(menu, str):
+        return [menu]
+    entries = menu.values() if isinstance(menu, dict) else menu
+    return [page for entry in entries for page in _in_order(entry)]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

