@@ -121,8 +121,9 @@ LIBRARIES = (
         ("-ldl",),
         (
             *("accept", "accept4", "bind", "close", "epoll_ctl", "epoll_wait", "inflate", "ioctl", "listen", "mmap"),
-            *("munmap", "pthread_create", "readv", "recvmsg", "sendmsg", "setpriority", "shm_open", "shutdown"),
-            *("signal", "syscall", "writev", "TRITONSERVER_*", "TRITONBACKEND_OutputBuffer", "pytriton_guard_*"),
+            *("munmap", "pthread_create", "readv", "recv", "recvmsg", "send", "sendmsg", "setpriority", "shm_open"),
+            *("shutdown", "signal", "socketpair", "syscall", "writev"),
+            *("TRITONSERVER_*", "TRITONBACKEND_OutputBuffer", "pytriton_guard_*"),
         ),
     ),
     # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.

@@ -36,6 +36,7 @@ LOST = {
     "syscall": {"HTTP_CALLERS"},
     "TRITONSERVER_ServerInferAsync": {"HTTP_CALLERS"},
     "ioctl": {"HTTP_THREADS"},
+    "send": {"HTTP_DEFERRALS"},
     "close": {"HTTP_ENDS"},
     "inflate": {"COMPRESSED_BODIES"},
     "TRITONSERVER_InferenceRequestAddInput": {"SHAPES"},

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -156,6 +157,12 @@ def breaks(requests: list[Request]) -> Iterator[list[Any]]:
     raise RuntimeError("the others")
 
 
+async def burst(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    """Counts without a pause: faster than the front ends send."""
+    for number in range(int(requests[0]["x"][0, 0])):
+        yield [answer(number)]
+
+
 @pytest.fixture(scope="module")
 def triton() -> Iterator[Triton]:
     with short_home():
@@ -176,6 +183,7 @@ def triton() -> Iterator[Triton]:
         bind("asks", asks)
         bind("quiet", quiet)
         bind("torrent", torrent, arena_budget_bytes=BUDGET)
+        bind("burst", burst)
         bind("breaks", breaks, max_batch_size=4, batcher=FOUR)
         with running(triton):
             yield triton
@@ -213,6 +221,38 @@ def test_each_request_of_a_batch_ends_when_its_own_responses_do(model: str, stre
         assert [event.final for event in events] == [True] + [False] * (4 - step)
         assert {(event.value, event.parameters["step"], event.error) for event in events} == {(step, step, None)}
         go_on.set()
+
+
+def read_burst(triton: Triton, count: int) -> list[float]:
+    """Ask for a burst over HTTP and return its values; fails where the stream does not come to its end in time."""
+    with httpx.stream(
+        "POST",
+        f"{triton.http_url}/v2/models/burst/generate_stream",
+        json={"x": [float(count)]},
+        timeout=PATIENCE_S,
+    ) as events:
+        assert events.status_code == 200
+        return [json.loads(line.removeprefix("data: "))["y"] for line in events.iter_lines() if line]
+
+
+def test_no_part_of_a_fast_stream_is_lost(triton: Triton, stream: Stream) -> None:
+    """The server forgets a part over HTTP whose thread has 278 others to send, and the end of the answer likewise."""
+    count, callers = 3000, 8
+    with ThreadPoolExecutor(callers) as pool:
+        over_http = [pool.submit(read_burst, triton, count) for _ in range(callers)]
+        for number in range(callers):
+            stream.send("burst", count, str(number))
+        over_grpc: dict[str, list[float]] = {str(number): [] for number in range(callers)}
+        ended = 0
+        while ended < callers:
+            event = stream.next()
+            assert event.error is None
+            ended += event.final
+            if event.value is not None:
+                over_grpc[event.request_id].append(event.value)
+        for each in over_http:
+            assert each.result(PATIENCE_S) == list(range(count))
+    assert over_grpc == {str(number): list(range(count)) for number in range(callers)}
 
 
 @pytest.mark.parametrize("model", ["endless", "endless_async"])

@@ -6,6 +6,7 @@
 //   writev                      to know which descriptors are such connections, and when a request is answered; and to
 //                               correct what the answer says: see http_response.h
 //   ioctl                       to spread HTTP connections over the threads of the front end: see http_threads.h
+//   socketpair, send, recv      so that no part of an answer is lost where such a thread is behind: see http_deferrals.h
 //   syscall, epoll_ctl,
 //   epoll_wait                  to save the front end most of its calls to epoll: see http_poll.h
 //   inflate                     what compressed requests grow to, and the JSON in it
@@ -71,6 +72,7 @@
 #include "generate_errors.h"
 #include "hooks.h"
 #include "http_callers.h"
+#include "http_deferrals.h"
 #include "instance_threads.h"
 #include "json_reader.h"
 #include "listeners.h"
@@ -257,6 +259,13 @@ thread_local bool t_reads_http = false;
 
 // Of the front end whose connections this thread accepts; null in other threads. Kept, as those threads are.
 thread_local HttpThreads* t_http_threads = nullptr;
+
+// Never destroyed: threads run until the end of the process.
+HttpDeferrals& Deferrals() {
+  static auto* const made = new HttpDeferrals;
+  return *made;
+}
+
 
 // The epoll at which this thread has waited last; and what keeps the connections of one, null before the first.
 thread_local int t_epoll = -1;
@@ -1174,6 +1183,7 @@ EXPORT int close(int fd) {
   Guard* guard = Active();
   if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->OnClose(fd);
   if (guard != nullptr && guard->listeners.Has(fd)) EndListener(fd);
+  Deferrals().OnClose(fd);
   ForgetInterest(fd);
   if (guard != nullptr) {
     if (guard->connections.FindInterest(fd) != nullptr) Reach(Protection::kHttpEnds);
@@ -1182,6 +1192,31 @@ EXPORT int close(int fd) {
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
   if (connection != nullptr) OnClose(guard, connection);
   return next(fd);
+}
+
+EXPORT int socketpair(int domain, int type, int protocol, int* fds) noexcept {
+  const int result = NEXT(socketpair)(domain, type, protocol, fds);
+  if (result == 0 && domain == AF_UNIX && (type & SOCK_STREAM) != 0 && Active() != nullptr && !IsInChild()) {
+    Deferrals().OnPair(fds[0], fds[1]);
+  }
+  return result;
+}
+
+EXPORT ssize_t send(int fd, const void* data, size_t size, int flags) {
+  const auto next = NEXT(send);
+  if (!Deferrals().IsTo(fd, size) || IsInChild()) return next(fd, data, size, flags);
+  Reach(Protection::kHttpDeferrals);
+  return Deferrals().Write(fd, data, size, flags, next);
+}
+
+EXPORT ssize_t recv(int fd, void* data, size_t size, int flags) {
+  const ssize_t received = NEXT(recv)(fd, data, size, flags);
+  if (received > 0 && !IsInChild()) {
+    const int error = errno;
+    Deferrals().OnRead(fd, NEXT(send));
+    errno = error;
+  }
+  return received;
 }
 
 EXPORT int epoll_ctl(int epoll, int operation, int fd, epoll_event* event) noexcept {

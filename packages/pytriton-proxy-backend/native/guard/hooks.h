@@ -21,12 +21,15 @@ namespace pytriton::guard {
   HOOK(munmap)                                                              \
   HOOK(pthread_create)                                                      \
   HOOK(readv)                                                               \
+  HOOK(recv)                                                                \
   HOOK(recvmsg)                                                             \
+  HOOK(send)                                                                \
   HOOK(sendmsg)                                                             \
   HOOK(setpriority)                                                         \
   HOOK(shm_open)                                                            \
   HOOK(shutdown)                                                            \
   HOOK(signal)                                                              \
+  HOOK(socketpair)                                                          \
   HOOK(syscall)                                                             \
   HOOK(writev)                                                              \
   HOOK(TRITONBACKEND_OutputBuffer)                                          \

@@ -14,6 +14,7 @@ enum class Protection : size_t {
   kHttpResponses,
   kHttpCallers,
   kHttpThreads,
+  kHttpDeferrals,
   kHttpEnds,
   kCompressedBodies,
   kShapes,

@@ -146,6 +146,11 @@ def test_guard_threads(compile_native: Callable[..., Path], run_program: Callabl
     run_program(compile_native("guard_threads.cc", sources, "memory"))
 
 
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_guard_deferrals(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_deferrals.cc", ["../guard/http_deferrals.cc"], sanitizer))
+
+
 def test_guard_ends_an_orphan_that_heeds_no_signal(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:

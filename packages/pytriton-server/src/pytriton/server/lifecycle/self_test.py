@@ -37,7 +37,13 @@ _OF_REQUESTS = frozenset(
     {Protection.SHAPES, Protection.REQUESTED_OUTPUTS, Protection.INPUT_DATA, Protection.REQUEST_ENDS}
 )
 _OF_HTTP = frozenset(
-    {Protection.HTTP_REQUESTS, Protection.HTTP_RESPONSES, Protection.HTTP_THREADS, Protection.HTTP_ENDS}
+    {
+        Protection.HTTP_REQUESTS,
+        Protection.HTTP_RESPONSES,
+        Protection.HTTP_THREADS,
+        Protection.HTTP_DEFERRALS,
+        Protection.HTTP_ENDS,
+    }
 )
 # The guard keeps HTTP connections in its own hands by a system call that other processors have not.
 _OF_X86 = frozenset({Protection.HTTP_CALLERS}) if platform.machine() == "x86_64" else frozenset()

@@ -33,6 +33,7 @@ class Protection(enum.Enum):
     HTTP_RESPONSES = "the memory of HTTP requests is counted until they are answered, and statuses are set right"
     HTTP_CALLERS = "callers over HTTP who leave are noticed"
     HTTP_THREADS = "HTTP connections are spread over the threads of the front end"
+    HTTP_DEFERRALS = "parts of answers over HTTP are not lost where the thread that sends them is behind"
     HTTP_ENDS = "what is known of an HTTP connection ends with it"
     COMPRESSED_BODIES = "compressed requests are looked at, and may not grow beyond all bounds"
     SHAPES = "shapes of inputs that ask for too much memory are refused"
