@@ -28,7 +28,10 @@ __all__ = ["Part", "Stops", "merged", "read_parts"]
 T = TypeVar("T")
 
 # More would keep the event loop from the others for too long.
-_MOST_TOGETHER = 8
+_MOST_TOGETHER = 32
+
+# Outputs whose values are part of an answer beside its text.
+_SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALLS})
 
 
 class Stops:
@@ -63,7 +66,7 @@ class Stops:
         return held
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """A part of a text.
 
@@ -130,6 +133,8 @@ async def read_parts(
         codecs.getincrementaldecoder("utf-8")("replace").decode for _ in range(3)
     )
     filtered = Stops(stops)
+    output, counted = model.output.name, model.counts
+    is_text_alone = not (counted or reads_tools or model.output_names & _SAID_BESIDE)
     tools = ToolText(model.tool_parser) if reads_tools and model.tool_parser is not None else None
     deltas = CallDeltas(name)
     reason = "stop"
@@ -153,19 +158,23 @@ async def read_parts(
     async with aclosing(answers):
         try:
             async for answer in answers:
-                if model.counts:
-                    counts = {**counts, **{name: int(np.sum(answer[name])) for name in model.counts if name in answer}}
-                if FINISH_REASON in answer:
-                    reason = _join(answer[FINISH_REASON]).decode("utf-8", "replace") or reason
-                text, calls = without_calls(filtered.feed(decode(_output(answer, model.output.name))))
-                part = Part(
-                    text,
-                    counts=counts,
-                    calls=[*deltas.read(_output(answer, TOOL_CALLS).decode("utf-8", "replace")), *calls],
-                    reasoning=decode_reasoning(_output(answer, REASONING)),
-                    refusal=decode_refusal(_output(answer, REFUSAL)),
-                    logprobs=_logprobs(_output(answer, LOGPROBS), name) if tells_logprobs else (),
-                )
+                text = filtered.feed(decode(_output(answer, output)))
+                if is_text_alone:
+                    part = Part(text)
+                else:
+                    if counted:
+                        counts = {**counts, **{name: int(np.sum(answer[name])) for name in counted if name in answer}}
+                    if FINISH_REASON in answer:
+                        reason = _join(answer[FINISH_REASON]).decode("utf-8", "replace") or reason
+                    text, calls = without_calls(text)
+                    part = Part(
+                        text,
+                        counts=counts,
+                        calls=[*deltas.read(_output(answer, TOOL_CALLS).decode("utf-8", "replace")), *calls],
+                        reasoning=decode_reasoning(_output(answer, REASONING)),
+                        refusal=decode_refusal(_output(answer, REFUSAL)),
+                        logprobs=_logprobs(_output(answer, LOGPROBS), name) if tells_logprobs else (),
+                    )
                 if not part.is_empty:
                     parts.append(part)
                 if filtered.is_over:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 
 from .._core.asyncio_loops import LoopsClosedError, PerLoop
 from .._core.deadline import Deadline
 from .._core.requests import InferResponse
-from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
+from .._core.translate import Operation, closed_error, grpc_error, timeout_error
 from ..exceptions import PyTritonClientError
-from .calls import check_message, read_infer_response
 from .http2 import Http2Call, Http2Channel, Http2Error
-from .messages import STREAM_METHOD, DecodeError, service_pb2
+from .messages import STREAM_METHOD
+from .stream_reader import StreamReader
 from .transport import ABANDONED_CALL_S, STREAM_END_TIMEOUT_S
 
 __all__ = ["DirectStream", "Http2Channel"]
@@ -36,6 +35,7 @@ class DirectStream:
         self._message = message
         self._metadata = metadata
         self._operation = operation
+        self._reader = StreamReader(operation)
         self._channel: Http2Channel
         self._call: Http2Call | None = None
         self._has_ended = False
@@ -66,19 +66,14 @@ class DirectStream:
             self._has_ended = True
             return None
         try:
-            message = service_pb2.ModelStreamInferResponse.FromString(data)
-        except DecodeError:
-            message = None
-        if check_message(self._operation, message).error_message:
+            response = self._reader.read(data, is_followed=self._call is not None and self._call.is_readable)
+        except PyTritonClientError:
             self._leave(STREAM_END_TIMEOUT_S)
-            raise server_error(self._operation, None, message.error_message)
-        response = read_infer_response(self._operation, message.infer_response)
+            raise
         if response.is_final:
             # Not reset, for the reason that ``GrpcStream`` has, but nobody waits for its end either.
             self._leave(STREAM_END_TIMEOUT_S)
-            return replace(response, is_followed=True)
-        is_followed = self._call is not None and self._call.is_readable
-        return replace(response, is_followed=True) if is_followed else response
+        return response
 
     def close(self) -> None:
         """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""

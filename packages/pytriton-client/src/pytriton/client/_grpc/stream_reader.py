@@ -1,0 +1,125 @@
+"""Reads the responses of one stream, most of which differ from the one before in the bytes of their tensors alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._core.requests import InferResponse
+from .._core.tensors import decode_tensor
+from .._core.translate import Operation, server_error
+from .calls import check_message, read_infer_response
+from .messages import DecodeError, service_pb2
+
+__all__ = ["StreamReader"]
+
+# The keys of the fields `ModelStreamInferResponse.infer_response` and `ModelInferResponse.raw_output_contents`.
+_RESPONSE, _CONTENTS = b"\x12", b"\x32"
+
+
+class StreamReader:
+    """Reads the messages of a stream.
+
+    What is the same in a message as in the one before is not parsed again: everything but the bytes of the tensors.
+
+    Args:
+        operation: What was asked, for errors.
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self._head = self._tail = b""
+        self._known: InferResponse | None = None
+        self._tensors: list[tuple[str, str, tuple[int, ...]]] = []
+
+    def read(self, data: bytes, *, is_followed: bool) -> InferResponse:
+        """Return the response in a message.
+
+        Args:
+            data: The message.
+            is_followed: Whether the next one is there already.
+
+        Raises:
+            PyTritonClientInferenceServerError: It is an error of the server, or cannot be read.
+        """
+        known = self._known
+        if known is not None and (contents := self._contents_of(data)) is not None:
+            try:
+                outputs = {
+                    name: decode_tensor(content, datatype, shape)
+                    for (name, datatype, shape), content in zip(self._tensors, contents, strict=True)
+                }
+            except ValueError:
+                outputs = None  # which is told below
+            if outputs is not None:
+                return _made(outputs, known, is_followed=is_followed)
+        return self._read_anew(data, is_followed=is_followed)
+
+    def _read_anew(self, data: bytes, *, is_followed: bool) -> InferResponse:
+        try:
+            message = service_pb2.ModelStreamInferResponse.FromString(data)
+        except DecodeError:
+            message = None
+        if check_message(self._operation, message).error_message:
+            raise server_error(self._operation, None, message.error_message)
+        response = read_infer_response(self._operation, message.infer_response)
+        self._known = None
+        if response.outputs and not response.is_final:
+            self._remember(data, message.infer_response, response)
+        return _made(response.outputs, response, is_followed=is_followed or response.is_final)
+
+    def _remember(self, data: bytes, message: Any, response: InferResponse) -> None:
+        """Keep what is around the bytes of the tensors, where these are one behind the other."""
+        contents = b"".join(_CONTENTS + _varint(len(content)) + content for content in message.raw_output_contents)
+        before = _RESPONSE + _varint(message.ByteSize())
+        # What is there twice could be a parameter, too.
+        if data.startswith(before) and len(data) == len(before) + message.ByteSize() and data.count(contents) == 1:
+            self._head, _, self._tail = data[len(before) :].partition(contents)
+            self._tensors = [(each.name, each.datatype, tuple(each.shape)) for each in message.outputs]
+            self._known = response
+
+    def _contents_of(self, data: bytes) -> list[bytes] | None:
+        """Return the bytes of the tensors of a message that is like the one before apart from them; else None."""
+        if data[:1] != _RESPONSE:
+            return None
+        size, at = _read_varint(data, 1)
+        if at + size != len(data) or not data.startswith(self._head, at):
+            return None
+        at += len(self._head)
+        contents = []
+        for _ in self._tensors:
+            if data[at : at + 1] != _CONTENTS:
+                return None
+            size, at = _read_varint(data, at + 1)
+            if at + size > len(data):
+                return None
+            contents.append(data[at : at + size])
+            at += size
+        return contents if data[at:] == self._tail else None
+
+
+def _made(outputs: Any, like: InferResponse, *, is_followed: bool) -> InferResponse:
+    return InferResponse(
+        outputs, like.parameters, like.request_id, like.model_name, like.model_version, like.is_final, is_followed
+    )
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number and where it ends; one that is cut off is larger than all messages."""
+    number = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    return len(data) + 1, at
