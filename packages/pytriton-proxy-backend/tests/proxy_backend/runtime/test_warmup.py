@@ -74,6 +74,14 @@ async def async_generator(batch: list[Request]) -> Any:
 seen: list[list[int]] = []
 
 
+async def pausing_generator(batch: list[Request]) -> Any:
+    yield plain(batch)
+    yield plain(batch)
+    # What was given before goes nowhere, either.
+    await asyncio.sleep(0)
+    yield plain(batch)
+
+
 @pytest.mark.parametrize(
     ("infer_func", "decoupled", "calls"),
     [
@@ -83,6 +91,7 @@ seen: list[list[int]] = []
         (coroutine, True, [[1], [2, 1]]),
         (generator, True, [[1], [1], [2, 1], [2, 1]]),
         (async_generator, True, [[1], [1], [2, 1], [2, 1]]),
+        (pausing_generator, True, [[1], [1], [1], [2, 1], [2, 1], [2, 1]]),
     ],
 )
 def test_callables_of_every_kind_run_to_their_end(

@@ -165,7 +165,21 @@ def _combine_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:
 
 async def _combine_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) -> AsyncIterator[Any]:
     scopes = [scope for _, _, scope in plan.calls]
+    finish = plan.finish
     try:
+        if len(iterators) == 1:
+            # As nearly always, and often: once for each token of a language model.
+            [iterator], [scope] = iterators, scopes
+            while True:
+                token = None if scope is None else CURRENT_SCOPE.set(scope)
+                try:
+                    result = await anext(iterator, EXHAUSTED)
+                finally:
+                    if token is not None:
+                        _leave(token)
+                if result is EXHAUSTED:
+                    return
+                yield finish([result])
         while True:
             step: list[Any] = []
             for index, scope in enumerate(scopes):
@@ -176,7 +190,7 @@ async def _combine_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) 
                     _leave(token)
             if all(result is EXHAUSTED for result in step):
                 return
-            yield plan.finish(step)
+            yield finish(step)
     finally:
         async with AsyncExitStack() as stack:
             for iterator in iterators:

@@ -92,6 +92,10 @@ class Value:
         if self.form == "array":
             array = self._checked_array(value, name, model)
         elif self.form == "scalar":
+            if value.__class__ is self.dtype is str:
+                text = np.empty(1, object)
+                text[0] = value
+                return text
             if isinstance(value, np.ndarray) and value.ndim == 0:
                 value = value[()]
             array = self._filled([value], name, model)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytriton.proxy.types import Response, make_requests
 
@@ -18,18 +18,15 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseData, lay_out_columns
 from .access import Access
-from .failures import kind_of, named
+from .failures import cancelled_text, failure_text, is_cancellation, is_ours, tell_failure
+from .results.alike import AlikeResponses
+from .results.steps import NOTHING, Turns, close, close_async, next_of
 from .service import Service
 from .statistics import FirstResponses
-from .texts import error_text, shortened, told_error, told_trace
-
-if TYPE_CHECKING:
-    import asyncio
+from .texts import told_error
 
 logger = logging.getLogger(__name__)
 
-# How long a generator that does not wait may keep its event loop from others.
-_TURN_NS = 200_000
 # In the place of the time when the callable began, or went on.
 _PAUSED = 0
 _COUNTED = -1
@@ -66,6 +63,7 @@ class Execution:
 
     __slots__ = (
         "_access",
+        "_alike",
         "_batch",
         "_began_ns",
         "_called",
@@ -97,6 +95,7 @@ class Execution:
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
         self._firsts = FirstResponses(service.counters, self._count) if service.model.decoupled else None
         self._given_up = False  # by the caller of a stream at least
+        self._alike: AlikeResponses | None = None  # of a stream, which go together as soon as the generator waits
         self._spent_ns = 0  # inside the callable, up to the last step of a generator
         self._access = Access(service.model, batch) if service.is_logged else None
 
@@ -197,9 +196,9 @@ class Execution:
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
-            self._result = _only(self._service, next(results, _NOTHING), next(results, _NOTHING))
+            self._result = _only(self._service, next(results, NOTHING), next(results, NOTHING))
         finally:
-            self._close(results)
+            close(results, self._service.model.name)
         self._respond()
 
     async def _stream_async(self, results: AsyncGenerator[Any, Any]) -> None:
@@ -207,39 +206,25 @@ class Execution:
 
         try:
             if self._service.model.decoupled:
-                turns = _Turns(asyncio.get_running_loop())
-                async for self._result in results:
-                    if not self._give():
+                turns = Turns(asyncio.get_running_loop())
+                while (result := await next_of(results, self._send_kept)) is not NOTHING:
+                    self._result = result
+                    # Nothing here may refer to the inputs when the responses are sent.
+                    result = None
+                    if not self._give(keep=True):
                         break
                     # A generator that never waits leaves no room for the others, nor for cancellations.
                     if turns.is_due():
+                        self._send_kept()
                         await asyncio.sleep(0)
                         turns.begin()
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
-            self._result = _only(self._service, await anext(results, _NOTHING), await anext(results, _NOTHING))
+            self._result = _only(self._service, await anext(results, NOTHING), await anext(results, NOTHING))
         finally:
-            await self._close_async(results)
+            await close_async(results, self._service.model.name)
         self._respond()
-
-    def _close(self, results: Generator[Any, Any, Any]) -> None:
-        """End a generator, so that its `finally` blocks have run; of one that came to its end this costs nothing."""
-        try:
-            results.close()
-        except Exception as error:
-            self._log_close(error)
-
-    async def _close_async(self, results: AsyncGenerator[Any, Any]) -> None:
-        try:
-            await results.aclose()
-        except Exception as error:
-            self._log_close(error)
-
-    def _log_close(self, error: Exception) -> None:
-        # Its callers have their answers, or get the error that it is closed for.
-        logger.warning("model %s: closing the generator failed\n%s", self._service.model.name, told_trace(error))
-        error.__traceback__ = None
 
     def _count_call(self) -> None:
         """Count the call, once: the callable has nothing more to do for this batch."""
@@ -291,8 +276,13 @@ class Execution:
             batch = None
             self._send(record, done=True)
 
-    def _respond_each(self, *, final: bool) -> None:
-        """Send what `_result` holds, one element per request, each checked by itself."""
+    def _respond_each(self, *, final: bool, keep: bool = False) -> None:
+        """Send what `_result` holds, one element per request, each checked by itself.
+
+        Args:
+            final: Whether they are the last responses.
+            keep: Whether others that look like them may be kept.
+        """
         still_open = self._open
         if still_open is None:
             still_open = self._open = [True] * self._count
@@ -306,6 +296,8 @@ class Execution:
             ended = [given.request for given in responses if given.final]
             if self._firsts is not None:
                 self._firsts.note(responses, self.first_ns)
+            if keep and self._count == 1:
+                self._alike = AlikeResponses.of(self._result, responses[0])
             self._send(self._lay_out(responses), done=len(ended) == sum(still_open))
             # Not before: what cannot be sent is answered with an error.
             for index in ended:
@@ -323,7 +315,7 @@ class Execution:
             self._given_up = True
             if self._access is not None:
                 self._access.fail(index, "cancelled")
-            return ResponseData(index, error=self._cancelled_text(), code=ErrorCode.CANCELLED)
+            return ResponseData(index, error=cancelled_text(self._service.model), code=ErrorCode.CANCELLED)
         if isinstance(result, BaseException):
             return self._refuse(index, result)
         if result is None and decoupled:
@@ -342,11 +334,13 @@ class Execution:
             return self._refuse(index, error.with_traceback(None))
         return ResponseData(index, outputs, parameters, final=final)
 
-    def _give(self) -> bool:
-        """Send what a generator has given; says whether anybody is left to give something to."""
+    def _give(self, *, keep: bool = False) -> bool:
+        """Send what a generator has given, or keep it; says whether anybody is left to give something to."""
         self._spent_ns += monotonic_ns() - self._began_ns
         self._began_ns = _PAUSED
-        self._respond_each(final=False)
+        if keep and self._keep():
+            return True
+        self._respond_each(final=False, keep=keep)
         return not self._is_over()
 
     def _is_over(self) -> bool:
@@ -364,18 +358,37 @@ class Execution:
         self._service.counters.add_failed(kind)
         if self._access is not None:
             self._access.fail(index, kind)
-        text = self._text(error)
+        text = failure_text(self._service.model, error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
         return ResponseData(index, error=text)
 
     def _end(self) -> None:
         """End the stream of every request that is still open."""
+        self._send_kept()
         if not self._is_over():
             self._count_call()
             still_open = self._open or [True] * self._count
             ends = [ResponseData(index, empty=True) for index, is_open in enumerate(still_open) if is_open]
             self._send(self._lay_out(ends), done=True)
+
+    def _keep(self) -> bool:
+        """Keep what a generator has given for a moment, where it looks like what it gave before; says whether."""
+        alike = self._alike
+        if alike is None or (not alike and self._batch is not None and self._batch.is_cancelled(0)):
+            return False
+        if not alike.add(self._result):
+            self._send_kept()
+            return False
+        self._result = None
+        if alike.is_full:
+            self._send_kept()
+        return True
+
+    def _send_kept(self) -> None:
+        """Send the responses that were kept. Not by `_send`: what the generator gave last is not among them."""
+        if self._alike:
+            self._alike.send(self._service.writer, partial(self._put, done=False))
 
     def _lay_out(self, responses: list[ResponseData]) -> Record:
         record = self._service.writer.lay_out(responses)
@@ -389,6 +402,11 @@ class Execution:
                 self._count_call()
             self._batch = None
         self._result = None
+        self._put(record, done=done)
+        if done and self._access is not None:
+            self._access.end()
+
+    def _put(self, record: Record, *, done: bool) -> None:
         service = self._service
         # Before it is sent: who has the responses finds them counted.
         service.counters.add_output(record.layout.payload_bytes)
@@ -397,8 +415,6 @@ class Execution:
         except ArenaFullError:
             service.counters.add_output(-record.layout.payload_bytes)
             raise
-        if done and self._access is not None:
-            self._access.end()
 
     def _drop(self) -> None:
         self._batch = self._result = None
@@ -413,19 +429,22 @@ class Execution:
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
             logger.error("model %s: the callable cannot go on: %s", self._service.model.name, told_error(error))
-        elif isinstance(error, _OURS):
+        elif is_ours(error):
             kind = "memory" if isinstance(error, ArenaFullError) else "output"
             self._tell(error)
-        elif _is_cancellation(error):
+        elif is_cancellation(error):
             kind = "cancelled"
             code = ErrorCode.CANCELLED
         else:
             # As text: a handler that keeps its records would keep the frames, and with them the inputs.
             self._tell(error, "the inference callable failed")
         self._service.counters.add_failed(kind, self._count if self._open is None else sum(self._open))
-        text = self._text(error)
+        text = failure_text(self._service.model, error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
+        # Callers are told of the failure if there is no room for what came before it.
+        with suppress(ArenaFullError, ProtocolError):
+            self._send_kept()
         self._drop()
         try:
             self._service.sink.fail(self._number, text, code)
@@ -437,7 +456,7 @@ class Execution:
         """Note an error that comes when every request has its last answer: there is nobody to tell it to."""
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
-        if not _is_cancellation(error):
+        if not is_cancellation(error):
             self._tell(error, "the callable failed after its last response")
         error.__traceback__ = None
         self._drop()
@@ -446,64 +465,15 @@ class Execution:
         self, error: BaseException, text: str = "", *, index: int | None = None, level: int = logging.ERROR
     ) -> None:
         """Write to the log what failed, of one request or of all that are open."""
-        note = self._service.failures.admit(kind_of(error))
-        if note is None:
-            return
-        is_ours = isinstance(error, _OURS)
-        told = told_error(error) if is_ours else f"model {self._service.model.name}: {text}"
-        batch = self._batch
-        if batch is not None:
-            is_open = self._open or [True] * self._count
-            failed = [each for each in range(self._count) if is_open[each]] if index is None else [index]
-            told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"
-        logger.log(level, "%s%s%s", told, note, "" if is_ours else f"\n{told_trace(error)}")
-
-    def _text(self, error: BaseException) -> str:
-        model = self._service.model
-        if isinstance(error, _OURS):
-            return shortened(error_text(error))
-        if _is_cancellation(error):
-            return self._cancelled_text()
-        text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error_text(error)}"
-        return shortened(f"{text}\n{told_trace(error)}" if model.send_tracebacks else text)
-
-    def _cancelled_text(self) -> str:
-        return f"model '{self._service.model.name}': the request was cancelled"
-
-
-class _Turns:
-    """Says when a generator has to give way to others on its event loop, because it does not wait by itself.
-
-    To give way after each response would cost more than many a response does.
-
-    Args:
-        loop: The event loop.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._since_ns: int | None = 0
-
-    def begin(self) -> None:
-        """Measure from now on how long the loop has not turned."""
-        self._since_ns = monotonic_ns()
-        self._loop.call_soon(self._note)
-
-    def is_due(self) -> bool:
-        """Return whether the loop has not turned for `_TURN_NS`; after the first response it is due in any case."""
-        if self._since_ns is None:
-            self.begin()
-            return False
-        return monotonic_ns() - self._since_ns >= _TURN_NS
-
-    def _note(self) -> None:
-        self._since_ns = None
+        is_open = self._open or [True] * self._count
+        failed = [each for each in range(self._count) if is_open[each]] if index is None else [index]
+        tell_failure(self._service.failures, self._service.model, self._batch, failed, error, text, level)
 
 
 def _only(service: Service, first: Any, second: Any) -> Any:
-    """Return the one result of a generator, given the first two that it has yielded, or `_NOTHING`."""
-    if first is _NOTHING or second is not _NOTHING:
-        received = "none" if first is _NOTHING else "more than one"
+    """Return the one result of a generator, given the first two that it has yielded, or `NOTHING`."""
+    if first is NOTHING or second is not NOTHING:
+        received = "none" if first is NOTHING else "more than one"
         raise OutputError(
             f"model '{service.model.name}': a generator that serves a model which is not decoupled must yield exactly "
             f"one result, it yielded {received}. Bind the model with ModelConfig(decoupled=True) to send any number of "
@@ -513,20 +483,3 @@ def _only(service: Service, first: Any, second: Any) -> Any:
             received=received,
         )
     return first
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    # Where nobody has imported asyncio there are none.
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and isinstance(error, asyncio.CancelledError)
-
-
-# Errors that are ours, not the callable's: their text says it all.
-_OURS = (OutputError, ArenaFullError, ProtocolError)
-
-
-class _Nothing:
-    """Marks the end of a generator."""
-
-
-_NOTHING = _Nothing()

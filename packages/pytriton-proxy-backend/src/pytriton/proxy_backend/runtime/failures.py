@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 from time import monotonic
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from ..errors import OutputError
+from ..errors import ArenaFullError, OutputError, ProtocolError
 from ..system.escapes import escaped
+from .texts import error_text, shortened, told_error, told_trace
 
-__all__ = ["FailureLog", "kind_of", "named"]
+if TYPE_CHECKING:
+    from ..model import ModelSpec
+    from ..wire.batch import Batch
+
+__all__ = [
+    "FailureLog",
+    "cancelled_text",
+    "failure_text",
+    "is_cancellation",
+    "is_ours",
+    "kind_of",
+    "named",
+    "tell_failure",
+]
+
+logger = logging.getLogger(__name__)
+
+# Errors that are ours, not the callable's: their text says it all.
+_OURS = (OutputError, ArenaFullError, ProtocolError)
 
 # Of each kind of failure so many records are written at once, and then one in so many seconds.
 _AT_ONCE = 10
@@ -83,3 +105,60 @@ def named(ids: Iterator[str] | Sequence[str], count: int) -> str:
     told = ", ".join(escaped(each) or "without id" for each in islice(ids, _MOST_NAMED))
     more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
     return f"request{'' if count == 1 else 's'} {told}{more}"
+
+
+def is_ours(error: BaseException) -> bool:
+    """Return whether an error is one of this library, whose text says what is wrong."""
+    return isinstance(error, _OURS)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether a callable was cancelled."""
+    # Where nobody has imported asyncio there are none.
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def tell_failure(
+    failures: FailureLog,
+    model: ModelSpec,
+    batch: Batch | None,
+    failed: Sequence[int],
+    error: BaseException,
+    text: str,
+    level: int,
+) -> None:
+    """Write to the log that requests have failed, unless there were many such failures a moment ago.
+
+    Args:
+        failures: Those before.
+        model: The model.
+        batch: The batch of the requests; `None` where it is over.
+        failed: Their places in it.
+        error: What was raised or returned.
+        text: What happened, where the error is the callable's.
+        level: That of the record.
+    """
+    note = failures.admit(kind_of(error))
+    if note is None:
+        return
+    told = told_error(error) if is_ours(error) else f"model {model.name}: {text}"
+    if batch is not None:
+        told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"
+    # As text: a handler that keeps its records would keep the frames, and with them the inputs.
+    logger.log(level, "%s%s%s", told, note, "" if is_ours(error) else f"\n{told_trace(error)}")
+
+
+def failure_text(model: ModelSpec, error: BaseException) -> str:
+    """Return what callers are told of an error."""
+    if is_ours(error):
+        return shortened(error_text(error))
+    if is_cancellation(error):
+        return cancelled_text(model)
+    text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error_text(error)}"
+    return shortened(f"{text}\n{told_trace(error)}" if model.send_tracebacks else text)
+
+
+def cancelled_text(model: ModelSpec) -> str:
+    """Return what the callers of a cancelled request are told."""
+    return f"model '{model.name}': the request was cancelled"

@@ -12,7 +12,7 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseWriter
 from .failures import FailureLog
-from .outputs import OutputChecker
+from .results.outputs import OutputChecker
 from .statistics import Counters
 
 InferenceCallable = Callable[..., Any]

@@ -75,8 +75,8 @@ class _WarmUp(Execution):
     def _call(self) -> Any:
         return self._service.infer_func(self._requests)
 
-    def _send(self, record: Record, *, done: bool) -> None:
-        self._result = None
+    def _put(self, record: Record, *, done: bool) -> None:
+        """Do not send."""
 
     def _end(self) -> None:
         self._drop()

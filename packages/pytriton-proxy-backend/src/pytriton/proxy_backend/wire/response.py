@@ -122,6 +122,18 @@ class ResponseWriter:
             known = _keep(self._layouts, key, _lay_out(responses, rows, tensors))
         return make_record(known, tensors)
 
+    def lay_out_alike(self, count: int, rows: int, tensors: Sequence[Tensor]) -> Record:
+        """Lay a record of further responses to the first request of a batch out.
+
+        Args:
+            count: How many there are.
+            rows: Of each of them.
+            tensors: The outputs of all of them, one behind the other.
+        """
+        metadata = MetadataWriter(layout.RESPONSE_MAGIC, layout.RESPONSE.size, count, tensors, 0)
+        entry = layout.RESPONSE.pack(0, 0, rows, 0, 0, 0, 0, 0)
+        return make_record(metadata.finish(bytearray(entry * count)), tensors)
+
     def lay_out_results(
         self,
         results: Sequence[dict[str, Array]],

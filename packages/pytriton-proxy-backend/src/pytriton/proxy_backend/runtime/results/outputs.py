@@ -11,11 +11,11 @@ import numpy as np
 
 from pytriton.proxy.types import ParameterValue, Request, Response
 
-from ..errors import OutputError
-from ..model import ModelSpec, TensorSpec
-from ..wire.accelerator import accelerator
+from ...errors import OutputError
+from ...model import ModelSpec, TensorSpec
+from ...wire.accelerator import accelerator
+from ..texts import is_utf8, shortened, shown
 from .casts import cast, changed_value, is_safe
-from .texts import is_utf8, shortened, shown
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]

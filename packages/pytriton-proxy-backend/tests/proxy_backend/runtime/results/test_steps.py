@@ -4,14 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from pytriton.proxy_backend.runtime.execution import _TURN_NS, _Turns
+from pytriton.proxy_backend.runtime.results.steps import TURN_NS, Turns
 
 
 def due(steps: int, work: Callable[[], object]) -> list[bool]:
     """Return whether a generator is to give way after each response, where it does something before each."""
 
     async def main() -> list[bool]:
-        turns = _Turns(asyncio.get_running_loop())
+        turns = Turns(asyncio.get_running_loop())
         found = []
         for _ in range(steps):
             waiting = work()
@@ -31,7 +31,7 @@ def test_who_waits_by_himself_gives_way_after_the_first_response_alone() -> None
 
 
 def test_who_computes_gives_way_after_each_response() -> None:
-    assert due(20, lambda: time.sleep(2 * _TURN_NS / 1e9)) == [True] * 20
+    assert due(20, lambda: time.sleep(2 * TURN_NS / 1e9)) == [True] * 20
 
 
 def test_who_does_nothing_gives_way_in_time() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pytriton.proxy.types import Request, Response
 from pytriton.proxy_backend import ModelSpec, OutputError, TensorSpec
-from pytriton.proxy_backend.runtime.outputs import OutputChecker
+from pytriton.proxy_backend.runtime.results.outputs import OutputChecker
 
 F4 = np.dtype("float32")
 

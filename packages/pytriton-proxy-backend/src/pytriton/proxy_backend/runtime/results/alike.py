@@ -1,0 +1,128 @@
+"""Responses of a stream that look like the one before, as most do: they are kept for a moment and go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArenaFullError
+from ...wire import layout
+from ...wire.accelerator import accelerator
+from ...wire.dtypes import code_of
+from ...wire.record import Record, Tensor
+from ...wire.response import ResponseData, ResponseWriter
+from ...wire.strings import encode_strings
+
+_MOST_TOGETHER = 64
+# Of an output: what is larger is not copied twice.
+_MOST_BYTES = 1024
+
+
+class AlikeResponses:
+    """Takes responses to one request that have the outputs, dtypes and shapes of one that was checked.
+
+    They are kept as bytes: a callable may write to the same arrays again for its next response.
+
+    Args:
+        size: How many outputs each result has, also those that nobody asked for.
+        outputs: Those that were sent.
+    """
+
+    __slots__ = ("_looks", "_native", "_pieces", "_size")
+
+    def __init__(self, size: int, outputs: dict[str, np.ndarray[Any, Any]]) -> None:
+        self._size = size
+        self._looks = [(name, array.dtype, array.shape, array.dtype.kind in "OSUT") for name, array in outputs.items()]
+        self._pieces: list[list[bytes]] = []
+        self._native = accelerator()
+
+    @classmethod
+    def of(cls, result: Any, response: ResponseData) -> AlikeResponses | None:
+        """Begin with a result that was checked and sent as it was; `None` where none can be like it.
+
+        Args:
+            result: What the callable gave, one element per request.
+            response: What was made of it.
+        """
+        if not _is_plain(result) or response.error is not None or response.parameters or not response.outputs:
+            return None
+        [given] = result
+        # What had to be cast, or has no axis to join it along, takes the long way each time.
+        if any(given[name] is not array or not array.ndim for name, array in response.outputs.items()):
+            return None
+        return cls(len(given), response.outputs)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many are kept that they should go."""
+        return len(self._pieces) >= _MOST_TOGETHER
+
+    def add(self, result: Any) -> bool:
+        """Keep a result; says whether it is alike, and nothing is kept of one that is not."""
+        if not _is_plain(result):
+            return False
+        [given] = result
+        if len(given) != self._size:
+            return False
+        pieces = []
+        for name, dtype, shape, has_strings in self._looks:
+            array = given.get(name)
+            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                return False
+            if array.nbytes > _MOST_BYTES:
+                return False
+            piece = self._encode(array) if has_strings else array.tobytes()
+            if piece is None or len(piece) > _MOST_BYTES:
+                return False
+            pieces.append(piece)
+        self._pieces.append(pieces)
+        return True
+
+    def _encode(self, array: np.ndarray[Any, Any]) -> bytes | None:
+        """Return the wire form of strings; `None` where it is to be said elsewhere what is wrong with them."""
+        native = self._native
+        if native is not None and array.dtype.hasobject and array.flags.c_contiguous:
+            payload: bytes | None = native.encode_strings(array)
+            return payload
+        try:
+            return encode_strings(array)
+        except (TypeError, ValueError):
+            return None
+
+    def send(self, writer: ResponseWriter, put: Callable[[Record], None]) -> None:
+        """Send what is kept, in one record where there is room for it.
+
+        Args:
+            writer: Lays records out.
+            put: Sends one.
+
+        Raises:
+            ArenaFullError: There is no room for one of them alone.
+        """
+        kept, self._pieces = self._pieces, []
+        if not kept:
+            return
+        try:
+            put(self._lay_out(writer, kept))
+        except ArenaFullError:
+            for pieces in kept:
+                put(self._lay_out(writer, [pieces]))
+
+    def _lay_out(self, writer: ResponseWriter, pieces: Sequence[Sequence[bytes]]) -> Record:
+        count = len(pieces)
+        tensors = []
+        for at, (name, dtype, shape, _) in enumerate(self._looks):
+            payload = b"".join([each[at] for each in pieces])
+            whole = (shape[0] * count, *shape[1:])
+            tensors.append(Tensor(name, layout.WHOLE_BATCH, code_of(dtype), whole, dtype, len(payload), payload))
+        return writer.lay_out_alike(count, self._looks[0][2][0], tensors)
+
+
+def _is_plain(result: Any) -> bool:
+    """Return whether it is one dictionary for one request."""
+    return result.__class__ is list and len(result) == 1 and result[0].__class__ is dict

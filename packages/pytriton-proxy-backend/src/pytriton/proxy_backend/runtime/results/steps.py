@@ -1,0 +1,133 @@
+"""The steps of generators: whether the next one waits, when others have their turn, and how they are closed."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import suppress
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from ..texts import told_trace
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger(__name__)
+
+
+class _Nothing:
+    """Marks the end of a generator."""
+
+
+NOTHING = _Nothing()
+
+# How long a generator that does not wait may keep its event loop from others.
+TURN_NS = 500_000
+
+
+class Turns:
+    """Says when a generator has to give way to others on its event loop, because it does not wait by itself.
+
+    To give way after each response would cost more than many a response does.
+
+    Args:
+        loop: The event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since_ns: int | None = 0
+
+    def begin(self) -> None:
+        """Measure from now on how long the loop has not turned."""
+        self._since_ns = monotonic_ns()
+        self._loop.call_soon(self._note)
+
+    def is_due(self) -> bool:
+        """Return whether the loop has not turned for `TURN_NS`; after the first response it is due in any case."""
+        if self._since_ns is None:
+            self.begin()
+            return False
+        return monotonic_ns() - self._since_ns >= TURN_NS
+
+    def _note(self) -> None:
+        self._since_ns = None
+
+
+async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], None]) -> Any:
+    """Return what a generator gives next, or `NOTHING`.
+
+    Args:
+        results: The generator.
+        before_wait: Called where it waits first.
+    """
+    step: Any = results.__anext__()
+    try:
+        waits_for = step.send(None)
+    except StopIteration as given:
+        return given.value
+    except StopAsyncIteration:
+        return NOTHING
+    try:
+        before_wait()
+    except Exception:
+        import asyncio
+
+        # It cannot be closed while it waits.
+        with suppress(asyncio.CancelledError, StopAsyncIteration):
+            await _rest_of(step, waits_for, asyncio.CancelledError())
+        raise
+    try:
+        return await _rest_of(step, waits_for)
+    except StopAsyncIteration:
+        return NOTHING
+
+
+def close(results: Generator[Any, Any, Any], model_name: str) -> None:
+    """End a generator, so that its `finally` blocks have run; of one that came to its end this costs nothing."""
+    try:
+        results.close()
+    except Exception as error:
+        _log_close(error, model_name)
+
+
+async def close_async(results: AsyncGenerator[Any, Any], model_name: str) -> None:
+    """End an asynchronous generator, see `close`."""
+    try:
+        await results.aclose()
+    except Exception as error:
+        _log_close(error, model_name)
+
+
+def _log_close(error: Exception, model_name: str) -> None:
+    # Its callers have their answers, or get the error that it is closed for.
+    logger.warning("model %s: closing the generator failed\n%s", model_name, told_trace(error))
+    error.__traceback__ = None
+
+
+@types.coroutine
+def _rest_of(step: Awaitable[Any], waits_for: Any, thrown: BaseException | None = None) -> Generator[Any, Any, Any]:
+    """Go on with a step of an asynchronous generator that has begun to wait, and return what it gives.
+
+    Args:
+        step: What `__anext__` of the generator has returned, after its first `send`.
+        waits_for: What that `send` has returned, which is for the event loop.
+        thrown: What is raised in the generator in place of its waiting.
+    """
+    running: Any = step
+    sent = None
+    while True:
+        if thrown is None:
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                thrown = error
+        try:
+            waits_for = running.send(sent) if thrown is None else running.throw(thrown)
+        except StopIteration as given:
+            return given.value
+        finally:
+            # The frames of its traceback refer to this one.
+            thrown = None
