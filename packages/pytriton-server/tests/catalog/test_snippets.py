@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pytriton.catalog.snippets import describe_calls, example_text
+from pytriton.catalog.snippets import asks_for_file, describe_calls, example_text, python_type
 from pytriton.catalog.tensors import parse_inputs
 from pytriton.client import ModelSpec, TensorSpec
 
@@ -68,8 +69,54 @@ def test_what_json_cannot_hold_is_told() -> None:
     assert found["JavaScript"] == "// JSON has finite numbers only: see Python"
     assert "np.array([np.nan], dtype=np.float32)" in found["Python"]
     found = describe_calls(URL, single, {"x": np.ones(1)}, is_batch=False, files=["x"])
-    assert found["curl"] == "# JSON holds no files: see Python"
+    assert found["curl"] == "# Several files, and files of numbers, are written by Python"
     assert 'x=np.load("FILE.npy")' in found["Python"]
+    stream = ModelSpec("m", decoupled=True, inputs=(TensorSpec("file", (1,), np.bytes_),))
+    found = describe_calls(URL, stream, {"file": [b"abc"]}, is_batch=False, files=["file"])
+    assert found["curl"] == "# A stream over HTTP is JSON, which holds no files: see Python"
+
+
+def test_a_file_goes_beside_the_json() -> None:
+    alone = ModelSpec("m", inputs=(TensorSpec("image", (1,), np.bytes_),))
+    found = describe_calls(URL, alone, {"image": [b"abc"]}, is_batch=False, files=["image"])
+    assert found["curl"] == (
+        f"curl -s {URL}/v2/models/m/infer --data-binary @FILE -H 'Inference-Header-Content-Length: 0' --output -"
+    )
+    two = ModelSpec(
+        "m", batching=True, inputs=(TensorSpec("image", (1,), np.bytes_), TensorSpec("top", (1,), np.int64))
+    )
+    found = describe_calls(URL, two, {"image": [b"a" * 300], "top": [3]}, is_batch=False, files=["image"])
+    head = re.search(r"printf %s '(.*?)'", found["curl"])
+    assert head is not None
+    assert json.loads(head[1])["inputs"] == [
+        {"name": "image", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 304}},
+        {"name": "top", "datatype": "INT64", "shape": [1, 1], "data": [3]},
+    ]
+    assert r"printf '\054\001\000\000'; cat FILE" in found["curl"]
+    assert f"Inference-Header-Content-Length: {len(head[1])}" in found["curl"]
+    assert '"binary_data_size": file.size + 4' in found["JavaScript"]
+    found = describe_calls(URL, two, {"image": [b""], "top": [3]}, is_batch=False, files=["image"])
+    assert found["curl"].startswith("# Choose a file")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "is_file"),
+    [
+        (TensorSpec("text", (1,), np.bytes_), "str", False),
+        (TensorSpec("image", (1,), np.bytes_), "bytes", True),
+        (TensorSpec("input_image", (1,), np.bytes_), "bytes", True),
+        (TensorSpec("AUDIO", (-1,), np.bytes_), "list[bytes]", True),
+        (TensorSpec("profile", (1,), np.bytes_), "str", False),
+        (TensorSpec("image", (2, 2), np.bytes_), "array", False),
+        (TensorSpec("image", (-1,), np.float32), "list[float]", False),
+        (TensorSpec("x", (1,), np.int8), "int", False),
+        (TensorSpec("x", (), np.bool_), "bool", False),
+    ],
+)
+def test_what_an_input_is_in_python(tensor: TensorSpec, kind: str, is_file: bool) -> None:
+    assert python_type(tensor) == kind
+    assert asks_for_file(tensor) is is_file
+    assert not is_file or example_text(tensor) == ""
 
 
 def test_names_and_texts_do_not_end_what_they_stand_in() -> None:

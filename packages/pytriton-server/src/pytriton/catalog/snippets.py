@@ -3,6 +3,7 @@
 import json
 import keyword
 import math
+import re
 import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from pytriton.catalog.openapi import generate_problem, infer_problem
 from pytriton.client import ModelSpec, TensorSpec
 
-__all__ = ["describe_calls", "example_text"]
+__all__ = ["asks_for_file", "describe_calls", "example_text", "python_type"]
 
 # More are not written by hand.
 _MOST_EXAMPLES = 64
@@ -21,8 +22,35 @@ _MOST_EXAMPLES = 64
 _RESERVED = ("self", "inputs", "parameters", "headers")
 
 
+# Names of inputs that are files, as a part of the whole name or behind an underscore.
+_FILES = re.compile(
+    r"(^|_|\d)(audio|document|file|image|img|jpe?g|mp3|pdf|photo|picture|png|scan|sound|speech|video|wav|webp)s?(_|\d|$)",
+    re.IGNORECASE,
+)
+
+
+def asks_for_file(tensor: TensorSpec) -> bool:
+    """Return whether an input is rather a file than a text, by its name: one value of bytes, such as `image`."""
+    is_one = tensor.datatype == "BYTES" and all(size in (1, -1) for size in tensor.shape)
+    return is_one and _FILES.search(tensor.name) is not None
+
+
+def python_type(tensor: TensorSpec) -> str:
+    """Return what a caller in Python gives for a sample: `str`, `float`, `list[int]` or `array`."""
+    kind = tensor.datatype
+    if kind == "BYTES":
+        element = "bytes" if asks_for_file(tensor) else "str"
+    else:
+        element = "bool" if kind == "BOOL" else "float" if kind.startswith(("FP", "BF")) else "int"
+    if all(size == 1 for size in tensor.shape):
+        return element
+    return f"list[{element}]" if len(tensor.shape) == 1 else "array"
+
+
 def example_text(tensor: TensorSpec) -> str:
-    """Return a value for an input as text, such as `parse_inputs` reads; empty where it is long."""
+    """Return a value for an input as text, such as `parse_inputs` reads; empty where it is long, or a file."""
+    if asks_for_file(tensor):
+        return ""
     count = math.prod(1 if length < 0 else length for length in tensor.shape)
     kind = tensor.datatype
     if kind == "BYTES":
@@ -43,7 +71,9 @@ def describe_calls(
         is_batch: Whether they have the axis of the batch.
         files: Those inputs whose values came from a file.
     """
-    path, body, problem = _json_call(spec, inputs, files, is_batch=is_batch)
+    if files:
+        return _calls_with_files(server_url, spec, inputs, files, is_batch=is_batch)
+    path, body, problem = _json_call(spec, inputs, is_batch=is_batch)
     calls = {"Python": _python(server_url, spec, inputs, files, is_batch=is_batch)}
     if problem:
         return {"curl": f"# {problem}", **calls, "JavaScript": f"// {problem}"}
@@ -56,12 +86,65 @@ def describe_calls(
     }
 
 
-def _json_call(
-    spec: ModelSpec, inputs: Mapping[str, Any], files: Collection[str], *, is_batch: bool
-) -> tuple[str, str, str]:
+def _calls_with_files(
+    server_url: str, spec: ModelSpec, inputs: Mapping[str, Any], files: Collection[str], *, is_batch: bool
+) -> dict[str, str]:
+    """Return a call with files: JSON says what the bytes behind it are."""
+    python = _python(server_url, spec, inputs, files, is_batch=is_batch)
+    url = f"{server_url}/v2/models/{quote(spec.model_name, safe='')}/infer"
+    tensors = [tensor for tensor in spec.inputs if tensor.name in inputs]
+    problem = ""
+    if spec.decoupled:
+        problem = "A stream over HTTP is JSON, which holds no files: see Python"
+    elif len(files) > 1 or any(tensor.datatype != "BYTES" for tensor in tensors if tensor.name in files):
+        problem = "Several files, and files of numbers, are written by Python"
+    if problem:
+        return {"curl": f"# {problem}", "Python": python, "JavaScript": f"// {problem}"}
+    [name] = files
+    size = len(_objects(inputs[name]).ravel()[0])
+    if len(spec.inputs) == 1 and not is_batch:
+        curl = f"curl -s {shlex.quote(url)} --data-binary @FILE -H 'Inference-Header-Content-Length: 0' --output -"
+    elif not size:
+        curl = "# Choose a file: its size is a part of the request"
+    else:
+        head = json.dumps({"inputs": [_described(spec, tensor, inputs, size, name, is_batch) for tensor in tensors]})
+        length = "".join(f"\\{byte:03o}" for byte in size.to_bytes(4, "little"))
+        curl = (
+            f"{{ printf %s {shlex.quote(head)}; printf '{length}'; cat FILE; }} |\n"
+            f"curl -s {shlex.quote(url)} -H 'Inference-Header-Content-Length: {len(head)}' --data-binary @-"
+        )
+    described = [_described(spec, tensor, inputs, "SIZE", name, is_batch) for tensor in tensors]
+    head = json.dumps({"inputs": described}).replace('"SIZE"', "file.size + 4")
+    javascript = "\n".join(
+        [
+            'const file = document.querySelector("input[type=file]").files[0]; // in Node: await fs.openAsBlob("FILE")',
+            f"const head = JSON.stringify({head});",
+            f"const response = await fetch({json.dumps(url)}, {{",
+            '  method: "POST",',
+            '  headers: { "Inference-Header-Content-Length": String(head.length) },',
+            "  body: new Blob([head, new Uint32Array([file.size]), file]),",
+            "});",
+            "console.log(await response.text());",
+        ]
+    )
+    return {"curl": curl, "Python": python, "JavaScript": javascript}
+
+
+def _described(
+    spec: ModelSpec, tensor: TensorSpec, inputs: Mapping[str, Any], size: object, file: str, is_batch: bool
+) -> dict[str, Any]:
+    """Return an input as the JSON of a request says it; `size` is that of the file, `file` its input."""
+    values = _objects(inputs[tensor.name])
+    shape = [1] * (spec.batching and not is_batch) + list(values.shape)
+    described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+    if tensor.name == file:
+        # The length of the element stands before it, in four bytes.
+        return {**described, "parameters": {"binary_data_size": size + 4 if isinstance(size, int) else size}}
+    return {**described, "data": values.ravel().tolist()}
+
+
+def _json_call(spec: ModelSpec, inputs: Mapping[str, Any], *, is_batch: bool) -> tuple[str, str, str]:
     """Return path and body of a call in JSON, or why there is none."""
-    if files:
-        return "", "", "JSON holds no files: see Python"
     tensors = [tensor for tensor in spec.inputs if tensor.name in inputs]
     shapes = {name: np.shape(_objects(value)) for name, value in inputs.items()}
     flat = {name: _objects(value).ravel().tolist() for name, value in inputs.items()}

@@ -5,7 +5,16 @@ from typing import Any, TypeAlias
 
 from pytriton.console.samples import Point
 
-__all__ = ["MOST_LINES", "batch_chart", "failures_chart", "latency_chart", "requests_chart"]
+__all__ = [
+    "COLORS",
+    "MOST_LINES",
+    "batch_chart",
+    "failures_chart",
+    "lately",
+    "latency_chart",
+    "names_of",
+    "requests_chart",
+]
 
 MOST_LINES = 8
 """How many models the chart of requests tells apart."""
@@ -14,10 +23,34 @@ History: TypeAlias = Sequence[tuple[float, Point | None]]
 Options: TypeAlias = dict[str, Any]
 
 # Seen as well on white as on black.
-_COLORS = ["#2f7ed8", "#e07b39", "#3aa76d", "#b05fc4", "#c9a227", "#d64550", "#4bb3c1", "#8a8f98"]
+COLORS = ["#2f7ed8", "#e07b39", "#3aa76d", "#b05fc4", "#c9a227", "#d64550", "#4bb3c1", "#8a8f98"]
 # The least that a chart shows: of a single point ECharts would make two days.
 _LEAST_MS = 60_000.0
+# More points than these are not told apart on a screen.
+_MOST_POINTS = 400
 _TEXT, _LINES = "#8a8f98", "rgba(138,143,152,0.25)"
+
+
+def lately(history: History, seconds: float) -> list[tuple[float, Point | None]]:
+    """Return the points of the last seconds, all with 0; of many only the slowest of each step of time."""
+    if not history:
+        return []
+    begin = history[-1][0] - seconds * 1e3 if seconds else 0.0
+    points = [(time_ms, point) for time_ms, point in history if time_ms >= begin]
+    step = -(-len(points) // _MOST_POINTS)
+    if step == 1:
+        return points
+    return [max(points[at : at + step], key=_weight) for at in range(0, len(points), step)]
+
+
+def _weight(entry: tuple[float, Point | None]) -> tuple[float, float]:
+    _, point = entry
+    return (-1.0, 0.0) if point is None else (point.latency_ms or 0.0, point.requests_s)
+
+
+def names_of(options: Options) -> list[str]:
+    """Return the lines of a chart, in the order of their colours."""
+    return [str(series["name"]) for series in options["series"]]
 
 
 def requests_chart(histories: Mapping[str, History]) -> Options:
@@ -28,7 +61,7 @@ def requests_chart(histories: Mapping[str, History]) -> Options:
     }
     times = sorted({time_ms for line in lines.values() for time_ms in line})
     rows = [[round(time_ms), *(line.get(time_ms) for line in lines.values())] for time_ms in times]
-    return _options(list(lines), rows)
+    return _options(list(lines), rows, empty="no requests yet")
 
 
 def failures_chart(history: History) -> Options:
@@ -38,7 +71,7 @@ def failures_chart(history: History) -> Options:
         [round(time_ms), *(None if point is None else round(point.failures_s.get(kind, 0.0), 2) for kind in kinds)]
         for time_ms, point in history
     ]
-    return _options(kinds or ["failed"], rows if kinds else _nothing(history))
+    return _options(kinds or ["failed"], rows if kinds else _nothing(history), empty="no errors")
 
 
 def latency_chart(history: History) -> Options:
@@ -53,14 +86,14 @@ def latency_chart(history: History) -> Options:
         f"p99{what}": lambda point: point.p99_ms,
     }
     rows = [[round(time_ms), *_values(point, parts.values())] for time_ms, point in history]
-    return _options(list(parts), rows)
+    return _options(list(parts), rows, empty="no requests yet")
 
 
 def batch_chart(history: History) -> Options:
     """Return how large batches are, and how many requests wait."""
     parts: list[Callable[[Point], float | None]] = [lambda point: point.batch_rows, lambda point: point.pending]
     rows = [[round(time_ms), *_values(point, parts)] for time_ms, point in history]
-    return _options(["rows of a batch", "requests in the queue"], rows)
+    return _options(["rows of a batch", "requests in the queue"], rows, empty="no requests yet")
 
 
 def _values(point: Point | None, parts: Any) -> list[float | None]:
@@ -72,7 +105,11 @@ def _nothing(history: History) -> list[list[float | None]]:
     return [[round(time_ms), None if point is None else 0.0] for time_ms, point in history]
 
 
-def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> Options:
+def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]], *, empty: str) -> Options:
+    if not any(value for row in rows for value in row[1:]):
+        # Axes without a line look like a chart that is broken.
+        said = {"text": empty, "left": "center", "top": "middle", "textStyle": {"color": _TEXT, "fontWeight": "normal"}}
+        return {"title": said, "series": []}
     # The names of the columns are ours: those of models could be anything.
     columns = ["time", *(f"line{number}" for number in range(len(names)))]
     # In the order of time.
@@ -80,18 +117,9 @@ def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> Op
     axis = {"axisLabel": {"color": _TEXT, "hideOverlap": True}, "splitLine": {"lineStyle": {"color": _LINES}}}
     return {
         "animation": False,
-        "color": _COLORS,
+        "color": COLORS,
         "textStyle": {"color": _TEXT},
-        "grid": {"left": 8, "right": 14, "top": 36, "bottom": 4, "containLabel": True},
-        "legend": {
-            "type": "scroll",
-            "top": 0,
-            "left": 0,
-            "icon": "roundRect",
-            "itemWidth": 12,
-            "itemHeight": 6,
-            "textStyle": {"color": _TEXT},
-        },
+        "grid": {"left": 8, "right": 14, "top": 10, "bottom": 4, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "renderMode": "richText"},
         "xAxis": {**axis, "type": "time", "splitLine": {"show": False}, "splitNumber": 4, **span},
         "yAxis": {**axis, "type": "value", "min": 0},

@@ -1,15 +1,17 @@
 """The form by which somebody tries a model. With `pages`, the only module that imports NiceGUI."""
 
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Sequence
 
 from nicegui import ui
 from nicegui.events import UploadEventArguments
 
-from pytriton.catalog.snippets import describe_calls, example_text
+from pytriton.catalog.snippets import asks_for_file, describe_calls, example_text, python_type
 from pytriton.catalog.tensors import parse_inputs
 from pytriton.client import ModelSpec, TensorSpec
-from pytriton.client.exceptions import PyTritonClientError
+from pytriton.client.exceptions import PyTritonClientError, PyTritonClientValueError
 from pytriton.console.guard import MAX_BODY_BYTES
+from pytriton.console.media import Part
 from pytriton.console.trials import Caller, Trial
 
 __all__ = ["Form"]
@@ -44,12 +46,14 @@ class Form:
                     self._fields[tensor.name] = _Field(tensor, self._show_calls)
                 if spec.batching:
                     self._batch = ui.switch("values are a batch: one more axis", on_change=self._show_calls)
+                    self._batch.tooltip("A batch is several samples in one request: a list of what one sample takes.")
                 with ui.row().classes("c-buttons"):
                     self._call = ui.button("Call", on_click=self._begin).props("no-caps unelevated").classes("c-call")
                     self._stop = ui.button("Stop", on_click=self._end).props("no-caps outline").classes("c-stop")
                     self._status = ui.label("").classes("c-quiet c-status")
                 self._error = ui.label("").classes("c-alert c-error")
                 self._answer = ui.label("").classes("c-mono c-code c-scroll c-answer")
+                self._parts = ui.column().classes("c-parts")
         self._stop.set_visibility(False)
         self._error.set_visibility(False)
         self._answer.set_visibility(False)
@@ -69,13 +73,23 @@ class Form:
         self._timer = ui.timer(_STREAM_REFRESH_S, self._show_trial, active=False)
         self._show_calls()
 
-    def _inputs(self) -> dict[str, object]:
+    def _inputs(self, *, for_show: bool = False) -> dict[str, object]:
+        """Return the inputs; `for_show` with nothing in the place of a file that is still to be chosen.
+
+        Raises:
+            PyTritonClientValueError: One is not a value of its type, or a file is missing.
+        """
         texts, values, files = {}, {}, {}
         for name, field in self._fields.items():
             if not field.is_given:
                 continue
-            if field.file is not None:
-                texts[name], files[name] = f"@{name}", field.file
+            if field.is_missing and not for_show:
+                raise PyTritonClientValueError(
+                    f"Input {name!r} takes a file: choose one with the paper clip, or write a text.",
+                    model_name=self._spec.model_name,
+                )
+            if field.file is not None or field.is_missing:
+                texts[name], files[name] = f"@{name}", field.file or b""
             elif field.is_text:
                 # As it stands: it may begin with anything.
                 values[name] = field.text
@@ -88,9 +102,9 @@ class Form:
         return self._batch is not None and bool(self._batch.value)
 
     def _show_calls(self) -> None:
-        files = [name for name, field in self._fields.items() if field.file is not None and field.is_given]
+        files = [name for name, field in self._fields.items() if field.is_given and field.sends_file]
         try:
-            inputs = self._inputs()
+            inputs = self._inputs(for_show=True)
             calls = describe_calls(self._server_url, self._spec, inputs, is_batch=self._is_batch, files=files)
         except PyTritonClientError as error:
             calls = dict.fromkeys(self._texts, f"# {error}")
@@ -109,6 +123,7 @@ class Form:
         self._stop.set_visibility(self._spec.decoupled)
         self._status.set_text("...")
         self._answer.set_text("")
+        self._parts.clear()
         self._timer.activate()
 
     def _end(self) -> None:
@@ -123,12 +138,29 @@ class Form:
         answers = list(trial.answers)
         self._answer.set_text("\n".join(answers))
         self._answer.set_visibility(bool(answers))
-        several = f"{trial.count:,} answers, " if self._spec.decoupled else ""
+        several = f"{trial.count:,} answer{'' if trial.count == 1 else 's'}, " if self._spec.decoupled else ""
         self._status.set_text(f"{several}{trial.seconds * 1e3:,.1f} ms" if is_done else f"{several}...")
         if is_done:
             self._show_error(trial.error)
+            self._show_parts(list(trial.parts))
             self._stop.set_visibility(False)
             self._timer.deactivate()
+
+    def _show_parts(self, parts: Sequence[Part]) -> None:
+        """Show images, play sounds, and let everything be saved that is more than a short text."""
+        with self._parts:
+            for part in parts:
+                source = f"data:{part.media_type};base64,{base64.b64encode(part.data).decode()}"
+                if part.is_image:
+                    image = ui.element("img").classes("c-image")
+                    image.props["src"], image.props["alt"] = source, part.name
+                elif part.is_sound:
+                    sound = ui.element("audio").classes("c-sound")
+                    sound.props["src"], sound.props["controls"] = source, True
+                ui.button(
+                    f"Save {part.file_name} ({len(part.data):,} bytes)",
+                    on_click=lambda part=part: ui.download.content(part.data, part.file_name, part.media_type),
+                ).props("flat dense no-caps icon=download").classes("c-save")
 
     def _show_error(self, text: str) -> None:
         self._error.set_text(text)
@@ -141,6 +173,8 @@ class _Field:
     def __init__(self, tensor: TensorSpec, on_change: Callable[[], None]) -> None:
         self.is_text = tensor.datatype == "BYTES" and all(length in (1, -1) for length in tensor.shape)
         """Whether what is written is one text."""
+        self.wants_file = asks_for_file(tensor)
+        """Whether it is rather a file than a text, as an image is."""
         self.file: bytes | None = None
         """What was handed in as a file."""
         self._on_change = on_change
@@ -148,11 +182,13 @@ class _Field:
         with ui.element("div").classes("c-field"):
             with ui.row().style("align-items: center; gap: .6rem"):
                 ui.label(tensor.name).style("font-weight: 600; overflow-wrap: anywhere")
-                ui.label(f"{tensor.datatype}[{shape}]").classes("c-quiet")
+                ui.label(f"{python_type(tensor)}  {tensor.datatype}[{shape}]").classes("c-quiet c-type")
                 self._given = (
                     ui.switch("send", value=True, on_change=on_change).props("dense") if tensor.optional else None
                 )
             hint = "text" if self.is_text else "JSON" if tensor.datatype == "BYTES" else "numbers with commas, or JSON"
+            if self.wants_file:
+                hint = "choose a file with the paper clip, or write a text"
             self._box = ui.textarea(placeholder=hint, value=example_text(tensor), on_change=on_change)
             self._box.props("outlined dense autogrow debounce=200").style("width: 100%").classes("c-input")
             upload = ui.upload(auto_upload=True, max_files=1, max_file_size=MAX_BODY_BYTES // 2, on_upload=self._take)
@@ -168,6 +204,16 @@ class _Field:
     def is_given(self) -> bool:
         """Whether it is sent."""
         return self._given is None or bool(self._given.value)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a file is still to be chosen."""
+        return self.wants_file and self.file is None and not self.text
+
+    @property
+    def sends_file(self) -> bool:
+        """Whether its value comes from a file."""
+        return self.file is not None or self.is_missing
 
     @property
     def text(self) -> str:

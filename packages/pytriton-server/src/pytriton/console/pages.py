@@ -17,10 +17,13 @@ from pytriton.catalog.openapi import describe_openapi
 from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec
 from pytriton.console.charts import (
+    COLORS,
     MOST_LINES,
     batch_chart,
     failures_chart,
+    lately,
     latency_chart,
+    names_of,
     requests_chart,
 )
 from pytriton.console.form import Form
@@ -35,6 +38,8 @@ __all__ = ["Console", "make_app"]
 TITLE = "pytriton console"
 
 _REFRESH_S = 0.5
+# What charts may show, in seconds; 0 is all that is known.
+_SPANS = {300: "5 min", 3600: "1 h", 0: "all"}
 _LOAD_TIMEOUT_S = 600.0
 _FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#2f7ed8"/>'
@@ -281,8 +286,11 @@ class _Overview(_Page):
             f"{ready} of {len(view.models)}",
             f"{attached} of {len(view.workers)}" if view.workers else "-",
         )
-        names = watcher.busiest(MOST_LINES)
-        self._charts(history, {name: watcher.points(name) for name in names} or {"all": history})
+        busy = watcher.busiest(len(view.models))
+        # In an order that stays, and with it their colours.
+        names = sorted(busy[:MOST_LINES])
+        lines = {name: watcher.points(name) for name in names} or {"all": history}
+        self._charts(history, lines, others=len(busy) - len(names))
         self._table.rows = [_row(model, view, _last(watcher.points(model.name))) for model in view.models]
         if self._log is not None:
             self._log.show()
@@ -307,6 +315,7 @@ class _ModelPage(_Page):
             for button in (self._load, self._unload):
                 button.props("outline dense no-caps padding='2px 12px'")
         self._signature = ui.label("").classes("c-mono c-signature")
+        self._words = ui.label("").classes("c-quiet c-words")
         self._problem = ui.label("").classes("c-alert c-problem")
         self._tiles = _tiles("requests/s", "errors/s", "latency, ms", "rows of a batch", "in the queue", "ok / failed")
         with ui.element("div").classes("c-two"):
@@ -348,6 +357,7 @@ class _ModelPage(_Page):
         self._problem.set_text(problem)
         self._problem.set_visibility(bool(problem))
         self._signature.set_text("" if spec is None else describe_signature(spec))
+        self._words.set_text("" if spec is None else _in_words(spec))
         history = self.console.watcher.points(self._name)
         point = _last(history)
         counts = None if model is None else model.counts
@@ -406,20 +416,68 @@ class _Charts:
 
     def __init__(self, name: str) -> None:
         self._shown: list[Any] = []
+        self._legends: list[_Legend] = []
+        self._last: Callable[[], None] | None = None
+        with ui.row().style("width: 100%; align-items: center; gap: .6rem"):
+            ui.label("The last").classes("c-quiet")
+            self._span = ui.toggle(_SPANS, value=300, on_change=self._again).classes("c-span")
+            self._span.props("dense no-caps unelevated toggle-color=primary color=grey-4 text-color=black")
         with ui.element("div").classes("c-charts"):
             for title in ("Requests a second", "Errors a second", "Latency in ms", "Batches and queue"):
                 with ui.element("div").classes("c-box"):
                     ui.label(title).classes("c-h")
+                    self._legends.append(_Legend())
                     self._shown.append(ui.echart({}).classes("c-chart"))
 
     def __call__(
-        self, history: list[tuple[float, Point | None]], by_model: Mapping[str, list[tuple[float, Point | None]]]
+        self,
+        history: list[tuple[float, Point | None]],
+        by_model: Mapping[str, list[tuple[float, Point | None]]],
+        *,
+        others: int = 0,
     ) -> None:
-        made = [requests_chart(by_model), failures_chart(history), latency_chart(history), batch_chart(history)]
-        for chart, options in zip(self._shown, made, strict=True):
+        """Show points.
+
+        Args:
+            history: Those of all that the page is about.
+            by_model: Those of the models that are told apart.
+            others: How many models are not.
+        """
+        self._last = lambda: self(history, by_model, others=others)
+        span = float(self._span.value)
+        part = lately(history, span)
+        parts = {name: lately(points, span) for name, points in by_model.items()}
+        made = [requests_chart(parts), failures_chart(part), latency_chart(part), batch_chart(part)]
+        for number, (chart, legend, options) in enumerate(zip(self._shown, self._legends, made, strict=True)):
+            legend(names_of(options), others if number == 0 else 0)
             chart.options.clear()
             chart.options.update(options)
             chart.update()
+
+    def _again(self) -> None:
+        if self._last is not None:
+            self._last()
+
+
+class _Legend:
+    """The names of the lines of a chart, which break into as many rows as they need."""
+
+    def __init__(self) -> None:
+        self._names: tuple[list[str], int] = ([], 0)
+        self._row = ui.row().classes("c-legend")
+
+    def __call__(self, names: list[str], others: int) -> None:
+        if (names, others) == self._names:
+            return
+        self._names = names, others
+        self._row.clear()
+        with self._row:
+            for number, name in enumerate(names):
+                with ui.row().classes("c-key"):
+                    ui.element("span").classes("c-dot").style(f"background: {COLORS[number % len(COLORS)]}")
+                    ui.label(name)
+            if others and names:
+                ui.label(f"and {others} more").classes("c-quiet")
 
 
 class _Log:
@@ -456,6 +514,18 @@ def _tiles(*names: str) -> Callable[..., None]:
             label.set_text(text)
 
     return show
+
+
+def _in_words(spec: ModelSpec) -> str:
+    """Say what the words of a signature mean."""
+    said = (
+        f"Requests that wait at the same time are joined to one batch, of up to {spec.max_batch_size} rows."
+        if spec.batching
+        else "No batching: each request comes to the model alone."
+    )
+    if spec.decoupled:
+        said += " Decoupled: a request may get any number of answers, which come as they are made."
+    return said
 
 
 def _row(model: ListedModel, view: View, point: Point | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from pytriton.catalog.tensors import result_as_text
 from pytriton.client import DecoupledModelClient, ModelClient, ModelResult, ModelSpec, TlsSettings
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientInferenceServerError
+from pytriton.console.media import MOST_PARTS, Part, describe_parts, find_parts
 
 __all__ = ["Caller", "Trial"]
 
@@ -82,6 +83,8 @@ class Trial:
         self._began = time.monotonic()
         self.answers: deque[str] = deque(maxlen=_MOST_LINES)
         """What came, the last ones of a long stream."""
+        self.parts: deque[Part] = deque(maxlen=MOST_PARTS)
+        """Images, sounds, bytes and long texts among them, likewise."""
         self.count = 0
         """How many answers came."""
         self.seconds = 0.0
@@ -141,7 +144,8 @@ class Trial:
                 self._take(each)
 
     def _take(self, result: ModelResult) -> None:
-        text = result_as_text(result, one_line=self._spec.decoupled)
+        self.parts.extend(find_parts(result))
+        text = result_as_text(describe_parts(result), one_line=self._spec.decoupled)
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} ... ({len(text) - _MOST_CHARACTERS:,} more characters)"
         self.answers.append(text)

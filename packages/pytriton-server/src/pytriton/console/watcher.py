@@ -29,12 +29,17 @@ INTERVAL_S = 2.0
 LOOK_S = 20.0
 """A look that takes longer is told of, in seconds."""
 
-MOST_POINTS = 300
-"""How many points a chart keeps: ten minutes."""
+MOST_POINTS = 5400
+"""How many points a chart keeps at most: three hours."""
+
+LEAST_POINTS = 300
+"""How many it keeps at least, where there are many models: ten minutes."""
 
 MOST_MODELS = 1000
 """More models than these are told of by their number."""
 
+# Of all models together: a point has some hundred bytes.
+_ALL_POINTS = 200_000
 _LATELY_S = 60.0
 _SPEC_AGE_S = 30.0
 _STALE_A_POLL = 4
@@ -299,11 +304,12 @@ class Watcher:
         time_ms = time.time() * 1e3
         seconds = 0.0 if last is None else sample.time_s - last.time_s
         is_gap = last is None or not 0 < seconds < _MOST_APART * max(self.interval_s, 1.0)
+        most = max(LEAST_POINTS, min(MOST_POINTS, _ALL_POINTS // max(1, len(sample.models))))
         with self._lock:
             for name in [name for name in self._points if name and name not in sample.models]:
                 del self._points[name]
             for name, counts in {"": total(sample), **dict(list(sample.models.items())[:MOST_MODELS])}.items():
-                points = self._points.setdefault(name, deque(maxlen=MOST_POINTS))
+                points = self._points.setdefault(name, deque(maxlen=most if name else MOST_POINTS))
                 if is_gap or last is None:
                     # So that a line does not run through the time when nobody looked.
                     if points:
