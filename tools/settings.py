@@ -17,7 +17,7 @@ from pytriton.inprocess.callables.backend import Instance
 from pytriton.proxy_backend.settings import FORMAT, ProxySettings, PythonProxySettings
 from pytriton.proxy_backend.wire import dtypes, limits
 from pytriton.proxy_backend.wire.layout import ParameterType
-from pytriton.proxy_backend.wire.settings import SettingField, setting_fields
+from pytriton.proxy_backend.wire.settings import ServingSettings, SettingField, setting_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = "packages/pytriton-proxy-backend/native"
@@ -230,9 +230,25 @@ def option_rows() -> Iterator[str]:
             yield f"| `{field.about.option}` | {default.removesuffix('.0')} | {only}{field.about.meaning} |"
 
 
+def parameter_rows() -> Iterator[str]:
+    """Yield the table of the parameters that set something for a `model.py` on workers."""
+    yield "| parameter | default | |"
+    yield "|---|---|---|"
+    for field in setting_fields(ServingSettings):
+        default = (
+            field.about.unset
+            if field.optional
+            else field.to_conf(field.default)
+            if field.type is bool
+            else f"{field.default}"
+        )
+        yield f"| `{field.parameter}` | {default.removesuffix('.0')} | {field.about.meaning} |"
+
+
 TABLES = {
     "docs/protocol.md": ("pytriton.conf", conf_rows),
     "docs/dropin.md": ("add", option_rows),
+    "docs/python_models.md": ("config.pbtxt", parameter_rows),
 }
 """The name of the table between the markers of each page."""
 

@@ -109,12 +109,10 @@ TRITONSERVER_Error* PythonModel::Announce(int stop_fd, uint64_t patience_ms, std
   }
   std::vector<std::string> answer;
   if (auto* refused = Ask(control.get(), announcement_, 2, stop_fd, &answer)) return refused;
-  Settings told;
+  // What the model does not say, the file beside the library does.
+  Settings told = settings_;
   if (!ParseSettings(answer[1], &told, &error)) return MakeError(TRITONSERVER_ERROR_INTERNAL, error);
-  settings_.endpoint = told.endpoint;
-  settings_.batching = told.batching;
-  settings_.decoupled = told.decoupled;
-  settings_.cache_bytes = told.cache_bytes;
+  settings_ = std::move(told);
   control_ = std::move(control);
   *completed = answer[0];
   return nullptr;

@@ -13,6 +13,7 @@ from typing import Any
 from ..process.child import Launch
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings
+from ..wire.settings import ServingSettings, setting_fields
 from .environments import EnvironmentRefused, Environments
 from .templates import OWN_LAUNCH
 
@@ -24,6 +25,7 @@ STUB = "triton_python_backend_stub"
 CACHE_PARAMETER = "PYTRITON_RESPONSE_CACHE_BYTES"
 """Parameter of a configuration: what answers that are given again may take in the server's memory, in bytes."""
 
+_PREFIX = "PYTRITON_"
 _MOST_BYTES = (1 << 63) - 1
 _DEFAULT_FILE = "model.py"
 _PYTHON = "python"
@@ -146,15 +148,50 @@ def settings_text(config: str, endpoint: Path) -> str:
     Args:
         config: The model's configuration, completed.
         endpoint: What the endpoints of its instances begin with.
+
+    Raises:
+        ModelRefused: A parameter of ours has a value that is not acceptable, or is none that this version knows.
     """
     fields = json.loads(config)
     decoupled = is_decoupled(fields)
-    return ProxySettings(
+    own = _own_settings(fields)
+    settings = ProxySettings(
         endpoint=endpoint,
         batching=int(fields.get("max_batch_size") or 0) > 0,
         decoupled=decoupled,
+        max_waiting=_max_queue_size(fields),
         cache_bytes=_cache_bytes(fields, decoupled=decoupled),
-    ).to_text(only=("endpoint", "batching", "decoupled", "cache_bytes"))
+        **own,
+    )
+    # Of the others, what the library has read from its own file counts.
+    return settings.to_text(only=("endpoint", "batching", "decoupled", "max_waiting", "cache_bytes", *own))
+
+
+def _own_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that parameters of a configuration say, by their names."""
+    known = {field.parameter: field for field in setting_fields(ServingSettings)}
+    found = {}
+    for name, parameter in (fields.get("parameters") or {}).items():
+        if not name.startswith(_PREFIX) or name == CACHE_PARAMETER:
+            continue
+        if name not in known:
+            raise ModelRefused(
+                f"parameter {name}: this version knows {', '.join(sorted([*known, CACHE_PARAMETER]))} of those that "
+                f"begin with {_PREFIX}"
+            )
+        try:
+            found[known[name].name] = known[name].from_parameter(parameter.get("string_value", ""))
+        except ValueError as error:
+            raise ModelRefused(f"parameter {name}: {error}") from error
+    return found
+
+
+def _max_queue_size(fields: Mapping[str, Any]) -> int:
+    """Return how many requests a queue of Triton's may hold for a model; 0 is any number."""
+    batching = fields.get("dynamic_batching") or {}
+    policies = [batching.get("default_queue_policy"), *(batching.get("priority_queue_policy") or {}).values()]
+    sizes = [int((policy or {}).get("max_queue_size") or 0) for policy in policies]
+    return max(sizes) if all(sizes) else 0
 
 
 def _cache_bytes(fields: Mapping[str, Any], *, decoupled: bool) -> int:

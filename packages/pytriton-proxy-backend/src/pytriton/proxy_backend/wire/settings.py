@@ -76,6 +76,29 @@ class SettingField:
             or_none = f", or None: {self.about.unset}" if self.optional else ""
             raise ValueError(f"{self.name} must be a number from {low:g} to {high:g}{or_none}, got {value}")
 
+    @property
+    def parameter(self) -> str:
+        """The parameter of `config.pbtxt` that sets it for a `model.py` on workers."""
+        return f"PYTRITON_{self.name.upper()}"
+
+    def from_parameter(self, text: str) -> Any:
+        """Return the value that a parameter of `config.pbtxt` says.
+
+        Raises:
+            ValueError: If it says none.
+        """
+        if self.type is bool:
+            if text not in ("true", "false"):
+                raise ValueError(f"must be true or false, got {text!r}")
+            return text == "true"
+        kind = "a whole number" if self.type is int else "a number of seconds"
+        try:
+            value = self.type(text)
+        except ValueError:
+            raise ValueError(f"must be {kind}, got {text!r}") from None
+        self.check(value)
+        return value
+
     def to_conf(self, value: Any) -> str:
         """Return a value as it is written in `pytriton.conf`."""
         if self.type is bool:
