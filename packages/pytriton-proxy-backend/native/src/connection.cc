@@ -19,6 +19,9 @@ namespace pytriton {
 namespace {
 
 constexpr uint32_t kMaxInFlight = 1024;
+// So many responses of a stream, and so much of the budget, may wait for their acknowledgement.
+constexpr uint64_t kMostUnacknowledged = 16;
+constexpr uint64_t kPartsOfBudget = 8;
 // How long the messages of one worker are read in a row.
 constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
 
@@ -305,7 +308,16 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     }
     BatchDoneLocked(message.batch, message.flags);
   }
-  return message.length <= kAcknowledgedLaterBytes && !settings_.decoupled ? true : AcknowledgeLocked(error);
+  return IsAcknowledgedLater(message.length) || AcknowledgeLocked(error);
+}
+
+bool Connection::IsAcknowledgedLater(uint64_t length) {
+  if (length > kAcknowledgedLaterBytes) return false;
+  if (!settings_.decoupled) return true;
+  // A stream goes on while nobody tells the worker, which would be woken for each of its responses.
+  unacknowledged_bytes_ += length;
+  return consumed_ - acknowledged_ < kMostUnacknowledged && unacknowledged_bytes_ <= kAcknowledgedLaterBytes &&
+         unacknowledged_bytes_ <= settings_.arena_budget_bytes / kPartsOfBudget;
 }
 
 bool Connection::FailLocked(
@@ -485,7 +497,10 @@ bool Connection::AcknowledgeLocked(std::string* error) {
   bool sent = false;
   if (!TryWriteLocked(&release, &sent, error)) return false;
   // The count is cumulative: a later acknowledgement makes up for one that found no room.
-  if (sent) acknowledged_ = consumed_;
+  if (sent) {
+    acknowledged_ = consumed_;
+    unacknowledged_bytes_ = 0;
+  }
   acknowledgement_due_ = !sent;
   return true;
 }
@@ -572,6 +587,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   message.type = static_cast<uint16_t>(MessageType::kBatch);
   message.batch = (*batch)->id();
   message.consumed = acknowledged_ = consumed_;
+  unacknowledged_bytes_ = 0;
   message.segment = block.segment;
   message.offset = block.offset;
   message.length = layout.record_length;
@@ -674,7 +690,7 @@ void Connection::Tick(uint64_t now_ns) {
     }
   }
   // One that has a batch ahead gets the next message late, and may wait for room meanwhile.
-  const bool is_due = in_flight_.empty() || acknowledgement_due_ || has_ahead_;
+  const bool is_due = in_flight_.empty() || acknowledgement_due_ || has_ahead_ || settings_.decoupled;
   if (error.empty() && acknowledged_ != consumed_ && is_due) AcknowledgeLocked(&error);
   if (!error.empty()) CloseLocked(error, false);
 }

@@ -169,6 +169,7 @@ class Connection {
   // Sends what may be left out, where the socket has room: a busy worker reads nothing, and is not to be waited for.
   bool TryWriteLocked(Message* message, bool* sent, std::string* error);
   bool AcknowledgeLocked(std::string* error);
+  bool IsAcknowledgedLater(uint64_t length);
 
   const int fd_;
   const int process_fd_;
@@ -199,6 +200,7 @@ class Connection {
   std::map<uint64_t, std::unique_ptr<Batch>>::node_type spare_;  // the memory of the last place in it, for the next
   uint64_t consumed_ = 0;      // RESPONSE messages read
   uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of
+  uint64_t unacknowledged_bytes_ = 0;  // of the others, where the model is decoupled
   bool acknowledgement_due_ = false;  // the socket had no room for it
   uint64_t silent_since_ns_ = 0;
   Pace pace_;                // of full batches, where it takes one ahead

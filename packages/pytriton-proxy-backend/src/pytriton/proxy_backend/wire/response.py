@@ -130,9 +130,16 @@ class ResponseWriter:
             rows: Of each of them.
             tensors: The outputs of all of them, one behind the other.
         """
-        metadata = MetadataWriter(layout.RESPONSE_MAGIC, layout.RESPONSE.size, count, tensors, 0)
-        entry = layout.RESPONSE.pack(0, 0, rows, 0, 0, 0, 0, 0)
-        return make_record(metadata.finish(bytearray(entry * count)), tensors)
+        key: tuple[Any, ...] = (rows, *[tensor[:6] for tensor in tensors])
+        known = self._layouts.get(key) if count == 1 else None
+        if known is None:
+            metadata = MetadataWriter(layout.RESPONSE_MAGIC, layout.RESPONSE.size, count, tensors, 0)
+            entry = layout.RESPONSE.pack(0, 0, rows, 0, 0, 0, 0, 0)
+            known = metadata.finish(bytearray(entry * count))
+            if count == 1:
+                # Others are hardly ever as long again.
+                _keep(self._layouts, key, known)
+        return make_record(known, tensors)
 
     def lay_out_results(
         self,
