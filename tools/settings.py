@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import ctypes
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
@@ -245,9 +247,32 @@ def parameter_rows() -> Iterator[str]:
         yield f"| `{field.parameter}` | {default.removesuffix('.0')} | {field.about.meaning} |"
 
 
+def error_rows() -> Iterator[str]:
+    """Yield the trees of errors, which are drawn at the top of their modules."""
+    for name, module in ERRORS.items():
+        docstring = ast.get_docstring(ast.parse((ROOT / "packages" / module).read_text(encoding="utf-8"))) or ""
+        lines = [line for line in docstring.splitlines() if re.search(r"^\s*[A-Z]\w+Error$|[├└│]|\+-- ", line)]
+        yield f"{name}:"
+        yield ""
+        yield '```text norun="a tree of classes"'
+        yield textwrap.dedent("\n".join(lines))
+        yield "```"
+        yield ""
+
+
+ERRORS = {
+    "Clients": "pytriton-client/src/pytriton/client/exceptions.py",
+    "Inference callables and descriptions of models": "pytriton-decorators/src/pytriton/exceptions/__init__.py",
+    "The server": "pytriton-server/src/pytriton/server/errors.py",
+    "Triton in process": "pytriton-server/src/pytriton/inprocess/capi/errors.py",
+    "Workers and proxies": "pytriton-proxy-backend/src/pytriton/proxy_backend/errors.py",
+}
+"""The modules with a tree of errors, by what raises them."""
+
 TABLES = {
     "docs/protocol.md": ("pytriton.conf", conf_rows),
     "docs/dropin.md": ("add", option_rows),
+    "docs/errors.md": ("errors", error_rows),
     "docs/python_models.md": ("config.pbtxt", parameter_rows),
 }
 """The name of the table between the markers of each page."""

@@ -10,8 +10,14 @@
     ├── HostingError            nobody can be asked for processes of Python models
     ├── TargetError             text such as "module:function" names nothing (also a ValueError)
     ├── WorkerProcessError      a worker in a process of its own does not work, and is not started again
+    ├── KeyFileError            a file with keys is missing, open to others, or holds none (also a ValueError)
+    ├── KeysMissingError        an address that is not of this machine needs keys (also a ValueError)
     ├── AttachError             the worker could not attach in time, or was refused
+    │   ├── GreetingTimeoutError    nobody answered its greeting
     │   └── VersionMismatchError    worker and proxy backend speak different protocols
+    ├── UnsupportedModelError   the Python proxy cannot serve a model
+    ├── MalformedRequestError   a request to the Python proxy is not what its model takes
+    ├── PythonModelError        a model.py cannot be loaded
     ├── ConnectionLostError     the server went away
     ├── ProtocolError           a message or record that the protocol does not allow
     ├── CallFailedError         the server refused what a worker asked of it

@@ -1,14 +1,21 @@
 """Errors of the server process and of its surroundings.
 
 ```
-PyTritonRuntimeError
-├── TritonServerError               tritonserver cannot do what was asked
-│   ├── TritonServerStartError      it did not come up
-│   │   └── PortInUseError          a port that it needs is taken
-│   ├── TritonServerTimeoutError    (also a TimeoutError) it did not answer in time
-│   ├── TritonServerExitedError     it ended by itself
-│   └── TritonModelLoadError        it refused a model, or the model's callable could not attach
-└── WorkspaceError                  the folder for the server's files cannot be made or used
+PyTritonError
+├── TritonServerNotFoundError           there is no tritonserver to start
+├── ServerVersionUnknownError           a tritonserver does not tell its version
+├── ModelError                          a request to a model under test failed
+├── EndpointError                       the OpenAI endpoints cannot be served
+└── PyTritonRuntimeError
+    ├── TritonServerError               tritonserver cannot do what was asked
+    │   ├── TritonServerStartError      it did not come up
+    │   │   └── PortInUseError          a port that it needs is taken
+    │   ├── TritonServerTimeoutError    (also a TimeoutError) it did not answer in time
+    │   ├── TritonServerExitedError     it ended by itself
+    │   ├── ControlError                a call to it failed
+    │   └── TritonModelLoadError        it refused a model, or the model's callable could not attach
+    ├── TritonWorkerError               a process worker was given up
+    └── WorkspaceError                  the folder for the server's files cannot be made or used
 ```
 """
 
