@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.processes import CTRL_C, at_terminal
-from support.serving import short_home
+from support.serving import serve_command, short_home
 from support.waiting import PATIENCE_S
 
 PORTS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -76,6 +76,7 @@ def test_a_terminal_shows_what_is_served_and_nothing_else(folder: Path, level: s
     with short_home(), at_terminal(serve(f"--log-level={level}"), folder) as terminal:
         lines = terminal.wait_for(STOP).splitlines()
         patterns = (
+            r"The access token is in \S+, where this user's pytriton finds it: pytriton models http://127\.0\.0\.1:\d+",
             r"shout\(text: BYTES\[1\]\) -> output: BYTES\[1\]; ready, max_batch_size=8, 1 thread",
             r"HTTP    http://127\.0\.0\.1:\d+",
             r"gRPC    grpc://127\.0\.0\.1:\d+",
@@ -218,3 +219,30 @@ def test_an_access_log_has_every_request(folder: Path, workers: int) -> None:
     for record in records:
         assert (record["model"], record["version"], record["rows"], record["batch"]) == ("shout", 1, 1, 1)
         assert record["duration_ms"] > 0
+
+
+@pytest.mark.parametrize("options", [[], ["--workers=1"]])
+def test_an_error_shows_the_users_frames_and_a_stop_loses_nothing(folder: Path, options: list[str]) -> None:
+    with serve_command(folder, "app.py", *options) as server, contextlib.suppress(urllib.error.HTTPError):
+        server.ask("shout", "fail")
+    assert "attaching again" not in server.written
+    places = [line for line in server.written.splitlines() if line.lstrip().startswith("File ")]
+    assert len(places) == 1, server.written
+    assert "app.py" in places[0]
+
+
+@pytest.mark.parametrize("options", [[], ["--workers=1"]])
+def test_a_class_that_fails_shows_its_own_frames(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "app.py").write_text(
+        "from pytriton.decorators import model\n\n\n@model\nclass Shout:\n    def __init__(self) -> None:\n"
+        "        self.load()\n\n    def load(self) -> None:\n        raise ValueError('no weights')\n\n"
+        "    def __call__(self, text: str) -> str:\n        return text\n"
+    )
+    with short_home():
+        done = subprocess.run(
+            serve(*options), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    assert done.returncode == 1
+    places = [line for line in done.stderr.splitlines() if line.lstrip().startswith("File ")]
+    assert [("app.py" in place, place.rpartition(" ")[2]) for place in places] == [(True, "__init__"), (True, "load")]
+    assert "ValueError: no weights" in done.stderr

@@ -29,7 +29,7 @@ from .process.metrics import MetricsReport
 from .process.sender import MessageSender
 from .runtime.records import RecordHandler
 from .runtime.statistics import COUNTERS_BYTES, Counters
-from .runtime.texts import shortened, told_trace
+from .runtime.texts import format_trace, shortened, told_trace
 from .system.forks import call_in_child, close_in_child
 from .system.parents import POLLRDHUP, end_with_parent, unblock_signals
 from .worker.worker import Worker
@@ -37,7 +37,6 @@ from .worker.worker import Worker
 NAME = "pytriton.proxy_backend.worker_main"
 """Name of this module, which is not its own where it is run."""
 
-_OURS = os.path.dirname(__file__)
 _REPORT_S = 0.25
 _ALIVE_S = 1.0
 # How long a connection may be closed while the callable is busy, before that is told.
@@ -95,7 +94,7 @@ class _Child:
             return run_host(fields, self)
         except BaseException as error:
             # What the model has raised, where that is what it is about.
-            self._fail("load", error, _without_our_frames(error.__cause__ or error))
+            self._fail("load", error, format_trace(error.__cause__ or error))
             return 1
 
     def _work(self, job_text: str) -> int:
@@ -302,14 +301,6 @@ def _make_callable(job: WorkerJob) -> tuple[Callable[..., Any], Any]:
             target=job.target,
         )
     return infer_func, signature
-
-
-def _without_our_frames(error: BaseException) -> str:
-    """Return the traceback of an error, from where the code begins that is not ours."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib")):
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _is_warm(worker: Worker) -> bool:

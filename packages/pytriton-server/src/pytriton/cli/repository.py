@@ -24,4 +24,4 @@ def serve_repository(options: ServerOptions, **settings: Any) -> None:
         triton = options.make_triton(**settings)
         # Not as an exception, as for the other commands: the server ends in order, with exit code 0.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        triton.serve()
+        triton.serve(beside=lambda: options.leaving_token(triton))

@@ -18,11 +18,13 @@ from pytriton.cli.config_file import ConfigFile, ConfigFileError, read_config
 from pytriton.cli.reloading import Reloader, ReloadError
 from pytriton.cli.replacing import replacing
 from pytriton.cli.serving import ServerOptions
-from pytriton.cli.targets import UserCodeError, load_served
+from pytriton.cli.targets import UserCodeError, load_served, user_code_error
 from pytriton.decorators import get_model_signature
+from pytriton.exceptions import PyTritonError
 from pytriton.guests import Guest
+from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.system.escapes import is_terminal
-from pytriton.server.lifecycle.stop_signals import end_on_sigterm
+from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
 from pytriton.triton import ProcessWorker, Triton
 
 __all__ = ["serve"]
@@ -92,6 +94,7 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
                 beside.append(reloader.watching(lambda: served.reload(triton)))
             # Not before `serve`, which from the first moment on that requests are answered ends in order.
             beside.append(replacing(lambda: served.replace(triton, settings_now.read)))
+            beside.append(settings.leaving_token(triton))
             _be_brief(_TELL_OF_START, logging.WARNING)
             # Which says what is served, and after how long, with what the user's own file has loaded.
             triton.serve(beside=lambda: _entering(beside), since=began)
@@ -157,7 +160,7 @@ class _Served:
         self._models = self._describe(found)
         triton = settings.make_triton()
         for name, model in self._models.items():
-            triton.bind(name, **model)
+            _bind(triton.bind, name, model)
         return triton
 
     def replace(self, triton: Triton, read: Callable[[], tuple[ConfigFile, Mapping[str, Any], ServerOptions]]) -> None:
@@ -208,9 +211,9 @@ class _Served:
             told.append(f"{name} is gone")
         for name, model in models.items():
             if name in self._models:
-                triton.rebind(name, **model)
+                _bind(triton.rebind, name, model)
             else:
-                triton.bind(name, **model)
+                _bind(triton.bind, name, model)
                 told.append(f"{name} is new")
             self._models[name] = model
         return ", ".join(told)
@@ -230,6 +233,21 @@ class _Served:
             }
         self._file.check_models(models)
         return models
+
+
+def _bind(bind: Callable[..., object], name: str, model: Mapping[str, Any]) -> None:
+    """Have a model served, whose class may fail when an object of it is made.
+
+    Raises:
+        UserCodeError: It does.
+        PyTritonError: The model cannot be served.
+    """
+    try:
+        bind(name, **model)
+    except (PyTritonError, ProxyBackendError, StopRequested):
+        raise
+    except Exception as error:
+        raise user_code_error(f"{name} fails when it is made", error) from error
 
 
 @contextlib.contextmanager

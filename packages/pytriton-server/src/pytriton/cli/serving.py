@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.cli.logs import start_log
 from pytriton.proxy_backend.runtime.access import ACCESS_VARIABLE
+from pytriton.proxy_backend.system.escapes import is_terminal
+from pytriton.server.control.local_token import leave_token
 from pytriton.server.errors import PortInUseError
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
@@ -93,6 +96,26 @@ class ServerOptions:
         fields: dict[str, Any] = {f"{front}_address": self.address for front in ("http", "grpc", "metrics")}
         fields |= {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
         return TritonConfig(**{**fields, **self.server, **settings})
+
+    @contextlib.contextmanager
+    def leaving_token(self, triton: Triton) -> Iterator[None]:
+        """Leave the token of a server that runs where the other commands find it, and say so.
+
+        Args:
+            triton: The server.
+        """
+        token = triton.get_access_token()
+        urls = [url for url in (triton.http_url, triton.grpc_url) if url]
+        with contextlib.nullcontext() if token is None else leave_token(token, urls) as path:
+            if path is not None:
+                line = f"The access token is in {path}, where this user's pytriton finds it: pytriton models {urls[0]}"
+                if is_terminal(sys.stdout):
+                    # Servers outlive the terminals that they were started in.
+                    with contextlib.suppress(OSError):
+                        print(line, flush=True)
+                else:
+                    logger.info("%s", line)
+            yield
 
     @contextlib.contextmanager
     def exit_on_errors(self, *others: type[Exception]) -> Iterator[None]:

@@ -22,7 +22,7 @@ from pytriton.proxy_backend.worker.loading import load_module
 from pytriton.server.lifecycle.stop_signals import StopRequested
 from pytriton.triton import Triton
 
-__all__ = ["UserCodeError", "folder_of", "load_served"]
+__all__ = ["UserCodeError", "folder_of", "load_served", "user_code_error"]
 
 _EXAMPLE = """decorate a function with @model, as in
 
@@ -198,7 +198,17 @@ def _call(function: Callable[[], Any], failure: str) -> Any:
     except (TargetError, StopRequested):
         raise
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"{failure}:\n{_traceback_of(error)}") from error
+        raise user_code_error(failure, error) from error
+
+
+def user_code_error(failure: str, error: BaseException) -> UserCodeError:
+    """Return what is told of an error that the user's code has raised.
+
+    Args:
+        failure: What has failed.
+        error: What was raised.
+    """
+    return UserCodeError(f"{failure}:\n{_traceback_of(error)}")
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -120,9 +120,14 @@ def _wire_input(spec: TensorSpec, values: Sequence[Any], *, batching: bool) -> d
 
 def _values(spec: TensorSpec) -> list[Any]:
     kind = wire_name(spec.dtype)
-    value: Any = "hello" if kind == "BYTES" else True if kind == "BOOL" else 1.0 if kind.startswith("FP") else 1
-    return [value] * min(_MAX_BODY, math.prod(_sizes(spec)))
+    count = min(_MAX_BODY, math.prod(_sizes(spec)))
+    if kind in ("BYTES", "BOOL"):
+        pair = ("hello", "world") if kind == "BYTES" else (True, False)
+        return [pair[index % 2] for index in range(count)]
+    return [float(index) if kind.startswith("FP") else index for index in range(1, count + 1)]
 
 
 def _sizes(spec: TensorSpec) -> list[int]:
-    return [1 if size < 0 else size for size in spec.shape]
+    """Return the sizes of an example: of several, where any is possible, so that it is seen to be a list."""
+    last = len(spec.shape) - 1
+    return [size if size >= 0 else 2 if axis == last else 1 for axis, size in enumerate(spec.shape)]

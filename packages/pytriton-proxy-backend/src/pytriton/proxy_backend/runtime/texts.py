@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
+from collections.abc import Iterator
 
 from ..system.escapes import escaped, escaped_lines
 from ..wire import layout
@@ -13,6 +16,12 @@ _LEFT_OUT = b" [...] "
 # gRPC sends a text in a header, percent-encoded, and clients take 8 KiB of headers; some of it is not ours.
 _MAX_ENCODED = 7 << 10
 _PERCENT = ord("%")
+
+# Between the server and the user's code.
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+# Decorators call what they decorate through it.
+_CALLERS = (f"{os.sep}wrapt{os.sep}",)
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def error_text(error: BaseException) -> str:
@@ -28,9 +37,23 @@ def told_error(error: BaseException) -> str:
     return escaped_lines(error_text(error))
 
 
+def format_trace(error: BaseException) -> str:
+    """Return the traceback of an error from where the user's code begins; the whole of it where there is none of that.
+
+    The errors that it came from are cut likewise.
+    """
+    told = traceback.TracebackException.from_exception(error, compact=True)
+    folders = _own_folders()
+    for each in _chain(told, set()):
+        frames = list(each.stack)
+        begin = next((i for i, frame in enumerate(frames) if not _is_between(frame.filename, folders)), 0)
+        each.stack = traceback.StackSummary.from_list(frames[begin:])
+    return "".join(told.format())
+
+
 def told_trace(error: BaseException) -> str:
-    """Return the traceback of an error for a log; likewise."""
-    text = "".join(traceback.format_exception(error))
+    """Return the traceback of an error for a log, from where the user's code begins; likewise."""
+    text = format_trace(error)
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -87,3 +110,30 @@ def _both_ends(raw: bytes, limit: int) -> bytes:
 def _encoded_size(raw: bytes) -> int:
     plain = sum(0x20 <= byte < 0x7F and byte != _PERCENT for byte in raw)
     return plain + 3 * (len(raw) - plain)
+
+
+def _chain(told: traceback.TracebackException, seen: set[int]) -> Iterator[traceback.TracebackException]:
+    if id(told) in seen:
+        return
+    seen.add(id(told))
+    yield told
+    # Groups came with Python 3.11.
+    for each in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if each is not None:
+            yield from _chain(each, seen)
+
+
+def _own_folders() -> tuple[str, ...]:
+    """Return the folders of pytriton, of which an installation for development has several."""
+    package = sys.modules.get("pytriton")
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return tuple({f"{path}{os.sep}" for path in (own, *getattr(package, "__path__", ()))})
+
+
+def _is_between(file: str, folders: tuple[str, ...]) -> bool:
+    """Return whether code of a file stands between the server and the user's code."""
+    if file.startswith((*folders, "<frozen ")):
+        return True
+    if any(part in file for part in _CALLERS):
+        return True
+    return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.005
 _LAST_RETRY_S = 0.25
+# How long nothing is said of an unload: a stop, or the load of another version, may follow.
+_QUIET_S = 2.0
 # What a system that is short of something says for a moment: no reason to give up.
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -112,6 +114,7 @@ class Worker:
         self.connection: Connection | None = None
         self._ended = False
         self._trying_since = 0.0
+        self._unsaid = ""  # why the last connection ended, where that was not logged so far
         self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
         self._stuck: str | None = None
         self._error: BaseException | None = None
@@ -364,6 +367,7 @@ class Worker:
             try:
                 connection = self._connect(max_in_flight, capabilities)
             except (FileNotFoundError, ConnectionError, BlockingIOError):
+                self._say_lost(_QUIET_S)
                 yield pause_s
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
                 continue
@@ -382,6 +386,7 @@ class Worker:
                 continue
             self._trouble = ""
             self._check(connection)
+            self._say_lost()
             logger.info("Serving model %s (version %d) at %s", self.model.name, self.model.version, self.endpoint)
             with self._changed:
                 self.connection = connection
@@ -393,6 +398,10 @@ class Worker:
                     connection.detach()
             yield connection
             pause_s = _FIRST_RETRY_S
+        if self._unsaid:
+            # Whoever has unloaded the model has stopped the worker as well.
+            self._unsaid = ""
+            self._note_detached("", logging.INFO)
 
     def _note_trouble(self, reason: str) -> None:
         """Log why it cannot attach, once as long as the reason is the same."""
@@ -446,7 +455,10 @@ class Worker:
                 watch = ConnectionWatch(connection, name, lambda: self._note_stuck(limit_s))
             use_allocator(functools.partial(connection.lend_outputs, [spec.name for spec in self.model.outputs]))
             yield
-            self._note_detached("the model was unloaded, or its server ended", logging.INFO)
+            if self._stopping.is_set():
+                self._note_detached("", logging.INFO)
+            else:
+                self._unsaid = "the model was unloaded, or its server ended"
         except ConnectionLostError as error:
             self._note_detached(str(error), logging.WARNING)
         except ProtocolError as error:
@@ -476,6 +488,12 @@ class Worker:
             logger.info("Detached from model %s (version %d) at %s", name, version, self.endpoint)
         else:
             logger.log(level, "Lost model %s (version %d): %s; attaching again", name, version, reason)
+
+    def _say_lost(self, after_s: float = 0.0) -> None:
+        """Log that the model was unloaded, unless that was no longer ago: the worker may be about to be stopped."""
+        if self._unsaid and time.monotonic() - self._trying_since >= after_s:
+            reason, self._unsaid = self._unsaid, ""
+            self._note_detached(reason, logging.INFO)
 
     def _note_stuck(self, limit_s: float) -> None:
         if self._stopping.is_set():
