@@ -28,7 +28,7 @@ __all__ = ["Part", "Stops", "merged", "read_parts"]
 T = TypeVar("T")
 
 # More would keep the event loop from the others for too long.
-_MOST_TOGETHER = 32
+_MOST_TOGETHER = 16
 
 # Outputs whose values are part of an answer beside its text.
 _SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALLS})
