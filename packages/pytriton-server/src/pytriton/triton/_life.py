@@ -138,8 +138,10 @@ class ServerLife:
         while not self.orders.signals:
             if self.session is None or self.failure is not None:
                 return
-            self.failure = find_failure()
-            if self.failure is not None:
+            failure = find_failure()
+            if failure is not None:
+                # Another thread may have said meanwhile what failed first.
+                self.failure = self.failure or failure
                 return
             self.orders.wait(period_s)
         logger.info("Got %s: stopping the server.", signal.Signals(self.orders.signals[0]).name)
