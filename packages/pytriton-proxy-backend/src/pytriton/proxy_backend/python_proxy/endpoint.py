@@ -108,8 +108,9 @@ class ProxyEndpoint:
         except Exception as error:  # of what Triton gives, or the system does not
             code, text = ErrorCode.INTERNAL, f"the batch cannot be written: {type(error).__name__}: {error}"
         halves = batch.halves() if code is ErrorCode.INVALID_ARG else []
-        self._pool.free(worker, halves)
-        if not halves:
+        if not self._pool.free(worker, halves) and halves:
+            batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
+        elif not halves:
             batch.fail(code, f"{self._where}: {text}")
         return False
 

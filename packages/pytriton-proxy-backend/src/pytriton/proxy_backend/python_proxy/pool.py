@@ -129,13 +129,20 @@ class WorkerPool:
             self._next_number += 1
         return number
 
-    def free(self, worker: AttachedWorker, back: Sequence[BatchInFlight] = ()) -> None:
-        """Note that a worker has one batch less. Others may have to wait in its place, in front of all that do."""
+    def free(self, worker: AttachedWorker, back: Sequence[BatchInFlight] = ()) -> bool:
+        """Note that a worker has one batch less. Others may have to wait in its place, in front of all that do.
+
+        Returns:
+            Whether these others wait; of a pool that is closed nobody takes them any more.
+        """
         with self._changed:
-            self._waiting.extendleft(reversed(back))
+            is_open = not self.is_closed
+            if is_open:
+                self._waiting.extendleft(reversed(back))
             worker.load -= 1
             self._hand_out()
             self._changed.notify_all()
+        return is_open
 
     def close(self) -> None:
         """Give no batch to a worker any more, and let go whoever waits for that."""
