@@ -216,6 +216,45 @@ def test_calls_of_decoupled_models_are_lists(make_model: MakeModel) -> None:
         model.infer({"x": [[1]]})
 
 
+def test_a_thread_of_the_model_makes_calls_after_execute_has_returned(make_model: MakeModel) -> None:
+    returned = threading.Event()
+    body = """
+import threading
+def work(request, sender):
+    pb_utils.returned.wait(60)
+    got = ask("embed", request)
+    sender.send(got if got.has_error() else answer(got.output_tensors()[0].as_numpy()), FINAL)
+for request in requests:
+    threading.Thread(target=work, args=(request, request.get_response_sender()), daemon=True).start()
+return None
+""".strip()
+
+    with ModelHarness(make_model(body, DECOUPLED), calls={"embed": lambda request: {"y": request["x"] + 1}}) as model:
+        utils = sys.modules["triton_python_backend_utils"]
+        utils.returned = returned  # type: ignore[attr-defined]
+        timer = threading.Timer(0.2, returned.set)
+        timer.start()
+        assert [response["y"].tolist() for response in model.infer({"x": [[1]]})] == [[[2]]]
+        timer.join()
+        del utils.returned  # type: ignore[attr-defined]
+
+
+def test_what_a_test_has_imported_stays(make_model: MakeModel) -> None:
+    folder = make_model("import helper\nreturn [answer(helper.TWICE * x_of(r)) for r in requests]", helper="TWICE = 2")
+    (folder / "checks.py").write_text("class Check:\n    pass\n")
+    sys.path.insert(0, str(folder))
+    try:
+        import checks  # type: ignore[import-not-found]
+
+        with ModelHarness(folder) as model:
+            assert model.infer({"x": [[1]]})["y"].tolist() == [[2]]
+        assert sys.modules["checks"] is checks
+        assert "helper" not in sys.modules
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("checks", None)
+
+
 def test_one_harness_answers_another(make_model: MakeModel) -> None:
     inner = make_model(DOUBLE, name="inner")
     outer = make_model(

@@ -89,6 +89,7 @@ class ModelHarness:
         self._number = 0
         self._closed = False
         self._path = list(sys.path)
+        self._known = frozenset(sys.modules)
         self._forget_modules()
         try:
             self._model = self._load()
@@ -177,8 +178,10 @@ class ModelHarness:
         while todo:
             collector = ResponseCollector(len(todo), decoupled=self._service.state.decoupled)
             self._service.sink = collector
-            self._execute([batch[place] for place in todo], [data[place] for place in todo])
-            collector.wait(self._timeout_s, self._instance)
+            # Until the last answer: coroutines and threads of the model may call the server after `execute`, too.
+            with self._serving(Phase.SERVING):
+                self._execute([batch[place] for place in todo], [data[place] for place in todo])
+                collector.wait(self._timeout_s, self._instance)
             for place, responses in zip(todo, collector.responses, strict=True):
                 answers[place] += responses
             # What `execute` has given back to the scheduler comes again, as with iterative sequences.
@@ -196,11 +199,10 @@ class ModelHarness:
         for index, request in enumerate(batch):
             if request.is_cancelled():
                 block[made.metadata.cancelled_offset(index)] = 1
-        with self._serving(Phase.SERVING):
-            execution = Execution(self._service, made)
-            # Nobody but the model may hold requests: one that it forgets is answered when it is gone.
-            del made
-            execution.run(None)
+        execution = Execution(self._service, made)
+        # Nobody but the model may hold requests: one that it forgets is answered when it is gone.
+        del made
+        execution.run(None)
 
     def _request_data(self, request: Any) -> RequestData:
         parameters = dict(request.parameters)
@@ -256,10 +258,12 @@ class ModelHarness:
         if self._closed:
             return
         self._closed = True
-        self._service.loop.close()
-        with self._serving(Phase.FINALIZING):
-            self._model.finalize()
-        self._forget()
+        try:
+            self._service.loop.close()
+            with self._serving(Phase.FINALIZING):
+                self._model.finalize()
+        finally:
+            self._forget()
 
     def __enter__(self) -> ModelHarness:
         return self
@@ -279,12 +283,16 @@ class ModelHarness:
         self._forget_modules()
 
     def _forget_modules(self) -> None:
-        """Have the next model import its own modules: `1.model` of this one, and what lies in its folder."""
+        """Have the next model import its own modules: `1.model`, and what this one imported from its folder.
+
+        What was imported before stays: the test's own modules may lie there, too. So does an environment with packages.
+        """
         package = str(self._version)
-        inside = str(self._folder) + os.sep
+        inside, packages = str(self._folder) + os.sep, f"{os.sep}site-packages{os.sep}"
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if name == package or name.startswith(f"{package}.") or (file is not None and file.startswith(inside)):
+            file = getattr(module, "__file__", None) or ""
+            is_own = name not in self._known and file.startswith(inside) and packages not in file[len(inside) - 1 :]
+            if is_own or name == package or name.startswith(f"{package}."):
                 del sys.modules[name]
 
 
