@@ -1,15 +1,19 @@
 """The access token of a server for commands of the same user on the same host, which find it by the server's port.
 
 It is in a file that only this user can read, and which is locked for as long as the server's owner lives. So nobody is
-sent the token who listens at the port of a server that has ended.
+sent the token who listens at the port of a server that has ended. Its name tells where that server listens: on which
+boot of which host, in which network namespace. A home may be shared between hosts and containers, and 127.0.0.1 is
+another address in each; what is of another is left alone.
 """
 
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -26,10 +30,12 @@ __all__ = ["find_token", "leave_token"]
 logger = logging.getLogger(__name__)
 
 _FOLDER = "tokens"
-# Names of files that are not whole yet begin so.
-_UNFINISHED = "."
+# The second part is the place. Names of files that are not whole yet begin with the point.
+_NAME = re.compile(r"(\.?)([0-9a-f]{16})-[0-9a-f]{16}")
 _MOST_BYTES = 16 * 1024
 _ATTEMPTS = 10
+
+_Left = tuple[list[TritonUrl], str]
 
 
 @contextlib.contextmanager
@@ -65,22 +71,17 @@ def find_token(url: TritonUrl) -> tuple[TritonUrl, str] | None:
         The address at which that server listens, without a proxy, and its token; None where there is none.
     """
     try:
-        paths = sorted(_folder().iterdir())
+        with _opened(default_home() / _FOLDER) as folder:
+            all_left = _read_all(folder)
     except (OSError, HomeError):
         return None
-    for path in paths:
-        left = _read(path)
-        for address in () if left is None else left[0]:
+    for addresses, token in all_left:
+        for address in addresses:
             is_meant = url.hostname == address.hostname or (
                 url.hostname == "localhost" and _is_loopback(address.hostname)
             )
-            if (
-                is_meant
-                and (url.scheme, url.port) == (address.scheme, address.port)
-                and not url.path
-                and left is not None
-            ):
-                return dataclasses.replace(url, hostname=address.hostname, trust_env=False), left[1]
+            if is_meant and (url.scheme, url.port) == (address.scheme, address.port) and not url.path:
+                return dataclasses.replace(url, hostname=address.hostname, trust_env=False), token
     return None
 
 
@@ -88,25 +89,26 @@ class _TokenFile:
     """A file with the token, locked by this process."""
 
     def __init__(self, text: str) -> None:
-        folder = _folder()
+        path = default_home() / _FOLDER
         for _ in range(_ATTEMPTS):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_private(folder.lstat(), stat.S_ISDIR):
-                raise PermissionError(f"{folder} is open to others than its owner")
-            # Those of servers that were killed.
-            for path in folder.iterdir():
-                _read(path)
-            with contextlib.suppress(FileNotFoundError):  # somebody else has removed the folder, which was empty
-                self.path, self._descriptor = _make(folder, text)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Others of this user remove the folder when it is empty, and unfinished files that are not locked yet.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), _opened(path) as folder:
+                # Those of servers that were killed.
+                _read_all(folder)
+                name, self._descriptor = _make(folder, text)
+                self.path = path / name
                 call_in_child(self, _TokenFile._let_go_in_child)
                 return
-        raise FileNotFoundError(f"{folder} is removed again and again")
+        raise FileNotFoundError(f"{path} is removed again and again")
 
     def remove(self) -> None:
+        path = self.path.parent
         with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+            with _opened(path) as folder:
+                _unlink(self.path.name, folder, self._descriptor)
             # Where there is no other.
-            self.path.parent.rmdir()
+            path.rmdir()
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -116,24 +118,51 @@ class _TokenFile:
             replace_descriptors([self._descriptor])
 
 
-def _make(folder: Path, text: str) -> tuple[Path, int]:
-    """Return a new file with a text, and the descriptor by which it is locked."""
-    name = secrets.token_hex(8)
-    unfinished, path = folder / f"{_UNFINISHED}{name}", folder / name
-    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open the folder, which nobody can put another in place of meanwhile.
+
+    Raises:
+        OSError: There is none, or it is a link, another's, or open to others.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not _is_private(os.fstat(folder), stat.S_ISDIR):
+            raise PermissionError(f"{path} is another's, or open to others than its owner")
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _make(folder: int, text: str) -> tuple[str, int]:
+    """Return the name of a new file with a text, and the descriptor by which it is locked."""
+    name = f"{_place()}-{secrets.token_hex(8)}"
+    unfinished = f".{name}"
+    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(descriptor, text.encode())
-        unfinished.rename(path)
-    except OSError:
+        os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        for each in (unfinished, name):
+            with contextlib.suppress(OSError):
+                _unlink(each, folder, descriptor)
         os.close(descriptor)
-        unfinished.unlink(missing_ok=True)
         raise
-    return path, descriptor
+    return name, descriptor
 
 
-def _folder() -> Path:
-    return default_home() / _FOLDER
+def _place() -> str:
+    """Return what differs between boots, hosts and network namespaces."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    network = os.stat("/proc/self/ns/net")
+    return hashlib.sha256(f"{boot} {network.st_dev} {network.st_ino}".encode()).hexdigest()[:16]
+
+
+def _unlink(name: str, folder: int, descriptor: int) -> None:
+    """Remove a file if it is the one that is open."""
+    if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor)):
+        os.unlink(name, dir_fd=folder)
 
 
 def _is_private(status: os.stat_result, is_kind: Any) -> bool:
@@ -144,25 +173,52 @@ def _is_loopback(hostname: str) -> bool:
     return hostname == "::1" or hostname.startswith("127.")
 
 
-def _read(path: Path) -> tuple[list[TritonUrl], str] | None:
-    """Return what a server has left there; None, and the file is gone, where that server is."""
-    if path.name.startswith(_UNFINISHED):
-        return None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
+def _read_all(folder: int) -> list[_Left]:
+    """Return what the running servers of this place have left, and remove what those have left that were killed."""
+    place = _place()
+    found = []
+    for name in sorted(os.listdir(folder)):
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] != place:
+            continue
+        try:
+            left = _read(name, folder, is_finished=not match[1])
+        except (OSError, ValueError, KeyError, TypeError, PyTritonClientInvalidUrlError) as error:
+            logger.debug("%s is no token that a server has left: %s", name, error)
+            continue
+        if left is not None:
+            found.append(left)
+    return found
+
+
+def _read(name: str, folder: int, *, is_finished: bool) -> _Left | None:
+    """Return what a server has left in a file; None, and the file is gone, where that server is.
+
+    Raises:
+        OSError: It cannot be opened or locked.
+        ValueError, KeyError, TypeError, PyTritonClientInvalidUrlError: No server has written it.
+    """
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     try:
         if not _is_private(os.fstat(descriptor), stat.S_ISREG):
             return None
+        is_held = False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = json.loads(os.read(descriptor, _MOST_BYTES))
-            return [TritonUrl.from_url(url) for url in said["urls"]], str(said["token"])
-        path.unlink(missing_ok=True)
-    except (OSError, ValueError, KeyError, TypeError, PyTritonClientInvalidUrlError) as error:
-        logger.debug("%s is no token that a server has left: %s", path, error)
+            is_held = True
+        left = _parse(os.read(descriptor, _MOST_BYTES)) if is_finished else None
+        if is_held:
+            return left
+        _unlink(name, folder, descriptor)
     finally:
         os.close(descriptor)
     return None
+
+
+def _parse(text: bytes) -> _Left:
+    said = json.loads(text)
+    urls, token = said["urls"], said["token"]
+    if not isinstance(urls, list) or not isinstance(token, str):
+        raise TypeError(f"expected a list of URLs and a token, got {urls!r:.100} and one of {type(token)}")
+    return [TritonUrl.from_url(url) for url in urls], token
