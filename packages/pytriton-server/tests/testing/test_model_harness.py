@@ -236,7 +236,7 @@ return None
         timer.start()
         assert [response["y"].tolist() for response in model.infer({"x": [[1]]})] == [[[2]]]
         timer.join()
-        del utils.returned  # type: ignore[attr-defined]
+        del utils.returned
 
 
 def test_what_a_test_has_imported_stays(make_model: MakeModel) -> None:
