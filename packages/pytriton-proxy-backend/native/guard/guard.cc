@@ -1183,7 +1183,7 @@ EXPORT int close(int fd) {
   Guard* guard = Active();
   if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->OnClose(fd);
   if (guard != nullptr && guard->listeners.Has(fd)) EndListener(fd);
-  Deferrals().OnClose(fd);
+  if (guard != nullptr) Deferrals().OnClose(fd);
   ForgetInterest(fd);
   if (guard != nullptr) {
     if (guard->connections.FindInterest(fd) != nullptr) Reach(Protection::kHttpEnds);
@@ -1194,9 +1194,11 @@ EXPORT int close(int fd) {
   return next(fd);
 }
 
+// Sockets of the server's own code alone: others may be read in other ways.
 EXPORT int socketpair(int domain, int type, int protocol, int* fds) noexcept {
   const int result = NEXT(socketpair)(domain, type, protocol, fds);
-  if (result == 0 && domain == AF_UNIX && (type & SOCK_STREAM) != 0 && Active() != nullptr && !IsInChild()) {
+  const bool is_stream = domain == AF_UNIX && (type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC)) == SOCK_STREAM;
+  if (result == 0 && is_stream && Active() != nullptr && IsInProgram(__builtin_return_address(0)) && !IsInChild()) {
     Deferrals().OnPair(fds[0], fds[1]);
   }
   return result;
@@ -1204,14 +1206,14 @@ EXPORT int socketpair(int domain, int type, int protocol, int* fds) noexcept {
 
 EXPORT ssize_t send(int fd, const void* data, size_t size, int flags) {
   const auto next = NEXT(send);
-  if (!Deferrals().IsTo(fd, size) || IsInChild()) return next(fd, data, size, flags);
+  if (Active() == nullptr || !Deferrals().IsTo(fd, size) || IsInChild()) return next(fd, data, size, flags);
   Reach(Protection::kHttpDeferrals);
   return Deferrals().Write(fd, data, size, flags, next);
 }
 
 EXPORT ssize_t recv(int fd, void* data, size_t size, int flags) {
   const ssize_t received = NEXT(recv)(fd, data, size, flags);
-  if (received > 0 && !IsInChild()) {
+  if (received > 0 && Active() != nullptr && Deferrals().IsReader(fd) && !IsInChild()) {
     const int error = errno;
     Deferrals().OnRead(fd, NEXT(send));
     errno = error;

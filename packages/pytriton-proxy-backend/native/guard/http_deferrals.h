@@ -31,6 +31,9 @@ class HttpDeferrals {
   // Writes a message, or keeps it: `send` with such a descriptor. Other errors than that there is no room are returned.
   ssize_t Write(int fd, const void* data, size_t size, int flags, Send next);
 
+  // Whether messages are read there.
+  bool IsReader(int fd) const { return Find(readers_, fd) != nullptr; }
+
   // Writes what was kept, as far as there is room now: to be called after a message was read.
   void OnRead(int fd, Send next);
 
@@ -57,6 +60,9 @@ class HttpDeferrals {
   std::mutex mutex_;
   // As many as threads, and never fewer: another thread may just use one that is closed.
   std::deque<Pipe> pipes_;
+  // Writes what is kept, as far as there is room, with the lock.
+  static void Flush(Pipe* pipe, Send next);
+
   Pipes readers_{};
   Pipes writers_{};
 };

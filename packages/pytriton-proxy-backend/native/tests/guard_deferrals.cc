@@ -87,6 +87,38 @@ void NothingIsLost() {
   CHECK(!Read(&deferrals, pipe, &from, &number));
 }
 
+// The thread reads all that there is between a writer's attempt and the moment at which it notes what found no room.
+const Pipe* g_pipe;
+bool g_drains;
+
+ssize_t SendAndDrain(int fd, const void* data, size_t size, int flags) {
+  const ssize_t sent = send(fd, data, size, flags);
+  const int error = errno;
+  if (sent < 0 && g_drains) {
+    g_drains = false;
+    std::array<char, kSize> message;
+    while (recv(g_pipe->reader, message.data(), kSize, 0) > 0) {
+    }
+  }
+  errno = error;
+  return sent;
+}
+
+void WhatIsKeptIsSentThoughNobodyReads() {
+  HttpDeferrals deferrals;
+  Pipe pipe(&deferrals);
+  g_pipe = &pipe;
+  g_drains = true;
+  uint32_t number = 0;
+  while (g_drains) {
+    const auto message = Message(0, number++);
+    CHECK(deferrals.Write(pipe.writer, message.data(), kSize, 0, SendAndDrain) == static_cast<ssize_t>(kSize));
+  }
+  uint32_t from, read;
+  CHECK(Read(&deferrals, pipe, &from, &read));
+  CHECK(read == number - 1);
+}
+
 // A thread writes to itself, too, and must not wait.
 void AThreadWritesToItself() {
   HttpDeferrals deferrals;
@@ -128,6 +160,7 @@ void OthersAreLeftAlone() {
 
 int main() {
   NothingIsLost();
+  WhatIsKeptIsSentThoughNobodyReads();
   AThreadWritesToItself();
   OthersAreLeftAlone();
   return 0;
