@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .._core.requests import InferResponse
@@ -14,6 +15,11 @@ __all__ = ["StreamReader"]
 
 # The keys of the fields `ModelStreamInferResponse.infer_response` and `ModelInferResponse.raw_output_contents`.
 _RESPONSE, _CONTENTS = b"\x12", b"\x32"
+# How values are written, and how many bytes those of a fixed size have.
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
+# No length has more.
+_MOST_BITS = 35
+_MOST_REMEMBERED = 1 << 16
 
 
 class StreamReader:
@@ -69,13 +75,15 @@ class StreamReader:
 
     def _remember(self, data: bytes, message: Any, response: InferResponse) -> None:
         """Keep what is around the bytes of the tensors, where these are one behind the other."""
-        contents = b"".join(_CONTENTS + _varint(len(content)) + content for content in message.raw_output_contents)
-        before = _RESPONSE + _varint(message.ByteSize())
-        # What is there twice could be a parameter, too.
-        if data.startswith(before) and len(data) == len(before) + message.ByteSize() and data.count(contents) == 1:
-            self._head, _, self._tail = data[len(before) :].partition(contents)
+        if len(data) > _MOST_REMEMBERED:
+            return
+        size, begin = _read_varint(data, 1)
+        where = _find_contents(data, begin, len(message.raw_output_contents))
+        if data[:1] == _RESPONSE and begin + size == len(data) and where is not None:
+            self._head, self._tail = data[begin : where[0]], data[where[1] :]
             self._tensors = [(each.name, each.datatype, tuple(each.shape)) for each in message.outputs]
-            self._known = response
+            # Without its arrays, which would stay as long as the stream.
+            self._known = replace(response, outputs={})
 
     def _contents_of(self, data: bytes) -> list[bytes] | None:
         """Return the bytes of the tensors of a message that is like the one before apart from them; else None."""
@@ -103,19 +111,34 @@ def _made(outputs: Any, like: InferResponse, *, is_followed: bool) -> InferRespo
     )
 
 
-def _varint(number: int) -> bytes:
-    written = bytearray()
-    while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
+def _find_contents(data: bytes, at: int, count: int) -> tuple[int, int] | None:
+    """Return where the bytes of tensors begin and end among the fields of a response; None where they are apart."""
+    begin = end = found = 0
+    while at < len(data):
+        start = at
+        key, at = _read_varint(data, at)
+        kind = key & 7
+        if kind == _VARINT:
+            _, at = _read_varint(data, at)
+        elif kind == _BYTES:
+            size, at = _read_varint(data, at)
+            at += size
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            return None
+        if key == _CONTENTS[0]:
+            if found and start != end:
+                return None
+            begin = begin or start
+            end, found = at, found + 1
+    return (begin, end) if at == len(data) and found == count > 0 else None
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a number and where it ends; one that is cut off is larger than all messages."""
     number = shift = 0
-    while at < len(data) and shift < 64:
+    while at < len(data) and shift < _MOST_BITS:
         byte = data[at]
         at += 1
         number |= (byte & 0x7F) << shift
