@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -38,15 +40,15 @@ def serve(proxy: Any, golden: ModuleType) -> Iterator[Serve]:
     workers: list[Worker] = []
 
     def start(
-        infer_func: Any, on_response: Callable[[Any], None] = lambda _: None, **welcome: Any
+        infer_func: Any, on_response: Callable[[Any], None] = lambda _: None, model: ModelSpec = MODEL, **welcome: Any
     ) -> Callable[[], tuple[list[Any], list[Any]]]:
         if not workers:
             proxy.listen()
-        worker = Worker(infer_func, MODEL, proxy.endpoint)
+        worker = Worker(infer_func, model, proxy.endpoint)
         workers.append(worker)
         worker.start()
         peer = proxy.accept()
-        peer.welcome(model_flags=3, **welcome)
+        peer.welcome(model_flags=3 if model.batching else 2, **welcome)
         worker.wait_attached(PATIENCE_S)
 
         def ask() -> tuple[list[Any], list[Any]]:
@@ -179,6 +181,58 @@ def test_what_is_there_goes_before_the_generator_waits(serve: Serve, golden: Mod
         await asyncio.get_running_loop().run_in_executor(None, told.wait, PATIENCE_S)
         assert told.is_set()
         yield [{"y": np.full((1, 1), 3, np.float32), "text": text}]
+
+    def tell(response: Any) -> None:
+        if "y" in response.outputs and response.outputs["y"].item() == 2:
+            told.set()
+
+    _, responses = serve(count, tell)()
+    assert [response.outputs["y"].item() for response in responses[:-1]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"y": np.zeros(3, np.float32), "text": np.array(["x"], object)},
+        {"y": np.zeros(0, np.float32), "text": np.array(["x"], object)},
+        {"y": np.zeros(1, np.float32), "text": np.array(["x"])},
+        {"text": np.array(["x"], object), "y": np.zeros(2, np.float32)},
+        *(
+            [{"y": np.zeros(1, np.float32), "text": np.array(["x"], np.dtypes.StringDType())}]
+            if hasattr(np.dtypes, "StringDType")
+            else []
+        ),
+    ],
+)
+def test_outputs_of_every_shape_and_kind_of_a_model_that_does_not_batch(
+    outputs: dict[str, Any], both_ways: str, serve: Serve, golden: ModuleType
+) -> None:
+    async def streaming(requests: list[Request]) -> AsyncIterator[Any]:
+        for _ in range(5):
+            yield [outputs]
+
+    def plain(requests: list[Request]) -> Iterator[Any]:
+        for _ in range(5):
+            yield [outputs]
+
+    model = dataclasses.replace(MODEL, batching=False, max_batch_size=0)
+    _, expected = serve(plain, model=model)()
+    _, responses = serve(streaming, model=model)()
+    assert shown(responses) == shown(expected)
+
+
+def test_what_takes_long_to_make_goes_at_once(serve: Serve, golden: ModuleType) -> None:
+    """A generator that computes does not wait, either: what it gave is not kept while it makes the next."""
+    told = threading.Event()
+
+    async def count(requests: list[Request]) -> AsyncIterator[Any]:
+        for number in range(4):
+            if number == 3:
+                assert told.wait(PATIENCE_S)
+            else:
+                time.sleep(0.01)
+            await asyncio.sleep(0)
+            yield [{"y": np.full((1, 1), number, np.float32), "text": np.array([["x"]], object)}]
 
     def tell(response: Any) -> None:
         if "y" in response.outputs and response.outputs["y"].item() == 2:

@@ -20,7 +20,7 @@ from ..wire.response import ResponseData, lay_out_columns
 from .access import Access
 from .failures import cancelled_text, failure_text, is_cancellation, is_ours, tell_failure
 from .results.alike import AlikeResponses
-from .results.steps import NOTHING, Turns, close, close_async, next_of
+from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of
 from .service import Service
 from .statistics import FirstResponses
 from .texts import told_error
@@ -336,9 +336,13 @@ class Execution:
 
     def _give(self, *, keep: bool = False) -> bool:
         """Send what a generator has given, or keep it; says whether anybody is left to give something to."""
-        self._spent_ns += monotonic_ns() - self._began_ns
+        spent_ns = monotonic_ns() - self._began_ns
+        self._spent_ns += spent_ns
         self._began_ns = _PAUSED
         if keep and self._keep():
+            if spent_ns >= TURN_NS:
+                # The next one may take as long, and need not wait for anything.
+                self._send_kept()
             return True
         self._respond_each(final=False, keep=keep)
         return not self._is_over()
@@ -442,13 +446,14 @@ class Execution:
         text = failure_text(self._service.model, error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
-        # Callers are told of the failure if there is no room for what came before it.
-        with suppress(ArenaFullError, ProtocolError):
-            self._send_kept()
-        self._drop()
         try:
+            # Callers are told of the failure if there is no room for what came before it.
+            with suppress(ArenaFullError, ProtocolError):
+                self._send_kept()
+            self._drop()
             self._service.sink.fail(self._number, text, code)
         finally:
+            self._drop()
             if self._access is not None:
                 self._access.end(kind)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,14 @@ class AlikeResponses:
     They are kept as bytes: a callable may write to the same arrays again for its next response.
 
     Args:
-        size: How many outputs each result has, also those that nobody asked for.
+        names: Those of the outputs in each result, also of those that nobody asked for.
         outputs: Those that were sent.
     """
 
-    __slots__ = ("_looks", "_native", "_pieces", "_size")
+    __slots__ = ("_looks", "_names", "_native", "_pieces")
 
-    def __init__(self, size: int, outputs: dict[str, np.ndarray[Any, Any]]) -> None:
-        self._size = size
+    def __init__(self, names: Set[str], outputs: dict[str, np.ndarray[Any, Any]]) -> None:
+        self._names = names
         self._looks = [(name, array.dtype, array.shape, array.dtype.kind in "OSUT") for name, array in outputs.items()]
         self._pieces: list[list[bytes]] = []
         self._native = accelerator()
@@ -49,10 +49,14 @@ class AlikeResponses:
         if not _is_plain(result) or response.error is not None or response.parameters or not response.outputs:
             return None
         [given] = result
-        # What had to be cast, or has no axis to join it along, takes the long way each time.
-        if any(given[name] is not array or not array.ndim for name, array in response.outputs.items()):
+        # What had to be cast takes the long way each time.
+        if any(given[name] is not array for name, array in response.outputs.items()):
             return None
-        return cls(len(given), response.outputs)
+        # They are joined along their first axes, so that these have to be there, and equal for all outputs.
+        lengths = {array.shape[:1] for array in response.outputs.values()}
+        if len(lengths) > 1 or () in lengths:
+            return None
+        return cls(frozenset(given), response.outputs)
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
@@ -67,7 +71,7 @@ class AlikeResponses:
         if not _is_plain(result):
             return False
         [given] = result
-        if len(given) != self._size:
+        if given.keys() != self._names:
             return False
         pieces = []
         for name, dtype, shape, has_strings in self._looks:
@@ -86,7 +90,7 @@ class AlikeResponses:
     def _encode(self, array: np.ndarray[Any, Any]) -> bytes | None:
         """Return the wire form of strings; `None` where it is to be said elsewhere what is wrong with them."""
         native = self._native
-        if native is not None and array.dtype.hasobject and array.flags.c_contiguous:
+        if native is not None and array.dtype.kind == "O" and array.flags.c_contiguous:
             payload: bytes | None = native.encode_strings(array)
             return payload
         try:

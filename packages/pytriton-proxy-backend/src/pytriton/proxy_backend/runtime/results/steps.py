@@ -72,11 +72,11 @@ async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], N
         return NOTHING
     try:
         before_wait()
-    except Exception:
+    except BaseException:
         import asyncio
 
-        # It cannot be closed while it waits.
-        with suppress(asyncio.CancelledError, StopAsyncIteration):
+        # It cannot be closed while it waits. Whatever it answers, the first error is the one to tell.
+        with suppress(Exception, asyncio.CancelledError):
             await _rest_of(step, waits_for, asyncio.CancelledError())
         raise
     try:
