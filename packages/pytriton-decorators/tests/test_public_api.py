@@ -76,7 +76,7 @@ PUBLIC = {
     },
     "pytriton.model_config.generator": {"ModelConfigGenerator"},
     "pytriton.model_config.model_config": {"ModelConfig"},
-    "pytriton.model_config.parser": {"ModelConfigParser"},
+    "pytriton.model_config.parser": {"ModelConfigParser", "parse_prototxt"},
     "pytriton.model_config.tensor": {"Tensor"},
     "pytriton.model_config.triton_model_config": {"ResponseCache", "TensorSpec", "TritonModelConfig"},
 }
