@@ -56,7 +56,8 @@ class StopOrders:
     def wait(self, timeout_s: float) -> None:
         """Wait for `wake` or a signal, so many seconds at most."""
         with contextlib.suppress(queue.Empty):
-            self._wake.get(timeout=timeout_s)
+            # `serve` takes any period, also one without end.
+            self._wake.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
     @contextlib.contextmanager
     def given(self, only: Session | None) -> Iterator[None]:
