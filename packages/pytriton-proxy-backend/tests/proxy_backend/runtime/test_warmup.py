@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -12,6 +13,7 @@ import pytest
 
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, OutputError, TensorSpec, Worker
+from pytriton.proxy_backend.runtime.access import ACCESS_LOGGER, ACCESS_VARIABLE
 from support.waiting import PATIENCE_S
 
 F4 = np.dtype("float32")
@@ -104,6 +106,26 @@ def test_callables_of_every_kind_run_to_their_end(
     assert seen == calls
     statistics = worker.statistics
     assert (statistics.requests, statistics.batches) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("infer_func", "decoupled"),
+    [(plain, False), (coroutine, False), (generator, True), (async_generator, True), (pausing_generator, True)],
+)
+def test_what_nobody_asked_for_is_in_no_log_and_no_metric(
+    infer_func: Callable[..., Any],
+    decoupled: bool,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(ACCESS_VARIABLE, "1")
+    with caplog.at_level(logging.INFO, logger=ACCESS_LOGGER):
+        worker = make(infer_func, model=spec(decoupled=decoupled), warmup=[requests(1), requests(2, 1)])
+        worker.start()
+        worker.wait_warm(PATIENCE_S)
+    assert [record for record in caplog.records if record.name == ACCESS_LOGGER] == []
+    assert worker.statistics == make(infer_func).statistics
 
 
 def test_is_over_before_anybody_is_greeted(make: Make, proxy: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..wire.record import Record
 from ..wire.response import ResponseData
 from .execution import Execution
 from .service import Service
+from .statistics import Counters
 
 WarmupBatches = Sequence[Sequence[Request]]
 
@@ -23,14 +25,24 @@ def warm_up(service: Service, batches: WarmupBatches, run_async: Callable[[Await
     Raises:
         BaseException: What the callable raised or returned as an error, or what is wrong with its result.
     """
+    service = _unobserved(service)
     for requests in batches:
         _WarmUp(service, requests).run(run_async)
 
 
 async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
     """Run batches through an asynchronous callable; raises as `warm_up`."""
+    service = _unobserved(service)
     for requests in batches:
         await _WarmUp(service, requests).run_async()
+
+
+def _unobserved(service: Service) -> Service:
+    """Return the service without records and counts, as nobody has asked for these requests."""
+    made = copy.copy(service)
+    made.is_logged = False
+    made.counters = Counters()
+    return made
 
 
 class _WarmUpBatch(Batch):
