@@ -59,13 +59,21 @@ def asks(x: Any) -> dict[str, Any]:
     return {"y": x * get_requests()[0].parameters.get("by", 1)}
 
 
+@model
+def repeat(text: str) -> str:
+    from pytriton.decorators import get_requests
+
+    by: int = get_requests()[0].parameters.get("by", 1)
+    return text * by
+
+
 READERS = ("requests_themselves", "with_context", "asks")
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Triton]:
     triton = Triton(config=local_config())
-    for function in (shout, twice, say):
+    for function in (shout, twice, say, repeat):
         triton.bind(function)
     triton.bind("in_a_process", ProcessWorker(shout))
     for name, infer in (
@@ -149,11 +157,17 @@ def test_models_that_read_parameters_get_any_name(served: Triton, name: str) -> 
         assert (status, answer["y"]) == (200, [3.0, 6.0])
 
 
-def test_models_that_get_the_inputs_alone_refuse_names(served: Triton) -> None:
-    for value in (3, "a", True, 2.5, [1], None):
+def test_models_of_hints_that_read_parameters_get_any_name(served: Triton) -> None:
+    for body in ({"text": "a", "by": 3}, {"text": "a", "parameters": {"by": 3}}):
+        status, answer = call(served.http_url, "POST", "/v2/models/repeat/generate", body)
+        assert (status, answer["output"]) == (200, "aaa")
+
+
+def test_callables_without_hints_get_any_name(served: Triton) -> None:
+    """Whatever they call may read parameters."""
+    for value in (3, "a", True, 2.5):
         status, answer = call(served.http_url, "POST", "/v2/models/inputs_alone/generate", {"x": 1.0, "by": value})
-        assert status == 400
-        assert answer["error"].startswith("'by' is no input of the model 'inputs_alone'.")
+        assert (status, answer["y"]) == (200, 1.0)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])

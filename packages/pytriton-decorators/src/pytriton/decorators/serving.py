@@ -9,9 +9,9 @@ context.run(set_served_model, infer_func, model_config, triton_context)
 context.run(infer_func, requests)
 ```
 
-Before that, `check_callable` says whether the callable can take what the decorators on it would hand to it, and
-`reads_parameters` whether it may read the parameters of requests. A model of type hints is found by `find_signature`,
-and made a callable of requests by `load_infer_func`.
+Before that, `check_callable` says whether the callable can take what the decorators on it would hand to it. A model of
+type hints is found by `find_signature`, and made a callable of requests by `load_infer_func`; `reads_parameters` says
+whether it may read the parameters of requests.
 """
 
 from collections.abc import Callable

@@ -88,11 +88,9 @@ def is_hinted(infer_func: Any) -> bool:
 
 
 def ignores_parameters(infer_func: Any) -> bool:
-    """Return whether what serves a model surely reads no parameters of requests; of a process only hints tell that."""
-    is_process = isinstance(infer_func, ProcessWorker)
-    served = infer_func.factory if is_process else infer_func
-    is_model = find_signature(served) is not None
-    return (is_model or not is_process) and not reads_parameters(served, gets_values=is_model)
+    """Return whether what serves a model reads no parameters of requests; only of hints it is known what they take."""
+    served = infer_func.factory if isinstance(infer_func, ProcessWorker) else infer_func
+    return find_signature(served) is not None and not reads_parameters(served)
 
 
 def load_callable(infer_func: Any, model: str) -> Any:

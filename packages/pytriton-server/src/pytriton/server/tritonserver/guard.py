@@ -52,8 +52,9 @@ class GuardConfig:
     """Whether inference over gRPC is served by a front end of the guard's own, which callers cannot end by cancelling
     calls. False leaves it to Triton's."""
     generate_extra_names: bool = False
-    """Whether a request to `generate` may have names that are no inputs, as Triton alone takes them, where the model
-    reads no parameters. False refuses them (400): a misspelt optional input would be left out without a word."""
+    """Whether a request to `generate` may have names that are no inputs, as Triton alone takes them, where the model is
+    one under `@model` that reads no parameters. False refuses them (400): a misspelt optional input would be left out
+    without a word."""
     page: bool = True
     """Whether `GET /` and `GET /docs` show a page about the server: its models that are ready, their tensors, and how
     they are called. It leaves the models out where the endpoints `metadata` or `model-config` are protected."""
