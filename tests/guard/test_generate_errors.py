@@ -15,6 +15,7 @@ from pytriton.decorators import Shape, batch, model, triton_context
 from pytriton.model_config import ModelConfig
 from pytriton.triton import ProcessWorker, Triton
 from support.callables import X, Y
+from support.faults.raw_http import ask_ahead
 from support.http import call
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
@@ -148,6 +149,29 @@ def test_an_error_behind_another_request_of_its_connection(served: Triton) -> No
                            headers={"Transfer-Encoding": "chunked"})  # fmt: skip
         assert json.loads(connection.getresponse().read())["error"] == WRONG[0][2]
     connection.close()
+
+
+def test_errors_of_requests_that_do_not_wait_for_answers(served: Triton) -> None:
+    bodies = {body: said for name, body, said in WRONG if name == "shout" and 0 < len(body) < 50}
+    for wrong, said in bodies.items():
+        requests = [
+            f"POST /v2/models/shout/generate HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            for body in (wrong.encode(), b'{"txet":1}')
+        ]
+        ahead = b"GET /v2/health/ready HTTP/1.1\r\n\r\n"
+        answers = ask_ahead(served, [ahead, requests[0], requests[1], ahead])
+        assert [status for status, _ in answers] == [200, 400, 400]
+        assert json.loads(answers[1][1])["error"].startswith(said)
+        assert json.loads(answers[2][1])["error"].startswith("'txet' is no input of the model 'shout'")
+
+
+def test_very_many_names(served: Triton) -> None:
+    names = {f"n{number}": 1 for number in range(14_000)}
+    url, path = served.http_url, "/v2/models/shout/generate"
+    status, answer = call(url, "POST", path, {"text": "a", "parameters": {**names, "parameters": 1, "id": 2}})
+    assert (status, answer["output"]) == (200, "A")
+    status, answer = call(url, "POST", path, {"text": "a", "parameters": names, "tiems": 3})
+    assert (status, answer["error"].partition(":")[0]) == (400, "'tiems' is no input of the model 'shout'")
 
 
 @pytest.mark.parametrize("name", READERS)

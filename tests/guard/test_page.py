@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import http.client
@@ -20,6 +21,7 @@ from pytriton.decorators import Shape, model
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton
 from support.callables import identity
+from support.faults.raw_http import ask, ask_ahead, connect
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -73,6 +75,8 @@ def test_a_page_for_browsers(served: Triton, path: str) -> None:
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert all(f"<h2>{name}</h2>" in page for name in ("odd", "shout", "spell", "total"))
     assert "evil" not in page
+    assert f"http://localhost:{str(served.http_url).rpartition(':')[2]}</span>" in page
+    assert "127.0.0.1" not in page
     scripts = re.findall("<script[^>]*>(.*?)</script>", page)
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
     assert len(scripts) == 1
@@ -135,3 +139,31 @@ def test_the_connection_goes_on(served: Triton) -> None:
         response.read()
         assert response.status == status
     connection.close()
+
+
+def test_requests_that_do_not_wait_for_answers(served: Triton) -> None:
+    paths = {"/": 200, "/none": 404, "/docs": 200, "/v2/health/ready": 200, "/other": 404, "/v2": 200}
+    for begin in paths:
+        sent = [begin, *paths, *reversed(paths), *paths]
+        answers = ask_ahead(served, [f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode() for path in sent])
+        assert [status for status, _ in answers] == [paths[path] for path in sent[:-1]]
+        assert [text[:9] == '{"models"' for _, text in answers] == [path in ("/", "/docs") for path in sent[:-1]]
+
+
+def test_a_caller_that_sends_very_many_requests_ahead(served: Triton) -> None:
+    """It is left, and others are not."""
+    data = b""
+    with connect(served) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3000)
+        while part := connection.recv(65536):
+            data += part
+    assert data.count(b"HTTP/1.1 200 OK") <= 128
+    assert get(served, "/")[0] == 200
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_callers_of_http_1_0(served: Triton, path: str, keeps: bool) -> None:
+    field = "Connection: keep-alive\r\n" if keeps else ""
+    status, text = ask(served, f"GET {path} HTTP/1.0\r\n{field}\r\n".encode())
+    assert (status == 200) == text.startswith('{"models"')

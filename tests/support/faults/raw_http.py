@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Sequence
 
 from pytriton.triton import Triton
 from support.waiting import PATIENCE_S
@@ -35,6 +36,23 @@ def read_answer(connection: socket.socket) -> tuple[int, str]:
     while length is not None and len(data) < int(length[1]):
         data += _more(connection, data)
     return int(head.split()[1]), data.decode(errors="replace")
+
+
+def ask_ahead(triton: Triton, requests: Sequence[bytes]) -> list[tuple[int, str]]:
+    """Send each request before the answer to the one in front of it was read; return all answers but the last.
+
+    Triton has read a request that comes so, and looks at it when the next one comes.
+    """
+    answers = []
+    with connect(triton) as connection, connection.makefile("rb") as stream:
+        connection.sendall(requests[0] + requests[1])
+        for request in [*requests[2:], b""]:
+            line = stream.readline()
+            head = list(iter(stream.readline, b"\r\n")) if line else []
+            (length,) = (int(field.split(b":")[1]) for field in head if field.lower().startswith(b"content-length:"))
+            answers.append((int(line.split()[1]), stream.read(length).decode()))
+            connection.sendall(request)
+    return answers
 
 
 def ask(triton: Triton, request: bytes) -> tuple[int, str]:

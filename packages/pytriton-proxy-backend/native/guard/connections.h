@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "http2_frames.h"
+#include "http_answers.h"
 #include "http_poll.h"
 #include "http_response.h"
 #include "http_scan.h"
@@ -47,6 +48,7 @@ struct Connection {
   // Such requests, in their order, null for those that are not for inference; and that whose response is a stream.
   std::vector<std::shared_ptr<RequestOutcome>> unanswered;
   std::shared_ptr<RequestOutcome> streamed;
+  HttpAnswers answers;  // what was written
   std::unique_ptr<HttpResponse> corrected;  // the response that is being written, where it is not as it should be
   // Of gRPC. Its front end reads and writes a connection in different threads: all but `received` is for who has the
   // lock of its writing.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <utility>
 
 #include "../src/printable.h"
@@ -296,10 +297,16 @@ std::string FindGenerateError(const GenerateRequest& request, const std::vector<
   return found.wrong.empty() ? FindNameError(request, inputs, found, has_parameters) : found.wrong;
 }
 
-bool HasMember(const RequestText& body, std::string_view name) {
-  bool has = false;
-  JsonReader(body.text()).Object([&](const std::string& member, std::string_view) { has = has || member == name; });
-  return has;
+OwnNames::OwnNames(const RequestText& body) {
+  JsonReader(body.text()).Object([&](const std::string& name, std::string_view) {
+    // What these hold is no parameter by itself.
+    if (name != "id" && name != "parameters") hashes_.push_back(std::hash<std::string_view>()(name));
+  });
+  std::sort(hashes_.begin(), hashes_.end());
+}
+
+bool OwnNames::Has(std::string_view name) const {
+  return std::binary_search(hashes_.begin(), hashes_.end(), std::hash<std::string_view>()(name));
 }
 
 }  // namespace pytriton::guard

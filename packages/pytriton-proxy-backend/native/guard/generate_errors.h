@@ -1,7 +1,9 @@
 // What is wrong with a request to `generate`, in words: Triton's own front end speaks of its JSON library.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,20 +31,33 @@ struct ModelInterface {
 // That of a model configuration in JSON; nothing where it cannot be read.
 ModelInterface ReadInterface(std::string_view config);
 
+// The names that stand in a request itself, and not among its `parameters`.
+class OwnNames {
+ public:
+  OwnNames() = default;
+  explicit OwnNames(const RequestText& body);
+  bool Has(std::string_view name) const;
+  size_t memory() const { return hashes_.capacity() * sizeof(size_t); }
+
+ private:
+  std::vector<size_t> hashes_;  // sorted: many names take less memory than the text that they are in
+};
+
 // A request to `generate` that Triton does not have yet.
 struct GenerateRequest {
   std::string model;
   int64_t version = -1;  // the newest
   std::string endpoint;  // "generate" or "generate_stream"
   RequestText body;
+  // Found at the first name that is no input: those that are to be refused.
+  std::optional<OwnNames> own_names;
+
+  size_t memory() const { return body.memory() + (own_names ? own_names->memory() : 0); }
 };
 
 // Says what is wrong with a request; empty where nothing is found. A name that is no input is a parameter for Triton;
 // it is wrong only where `has_parameters` says that the model reads none.
 std::string FindGenerateError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs,
                               bool has_parameters);
-
-// Whether a name stands in the request itself, and not among its `parameters`.
-bool HasMember(const RequestText& body, std::string_view name);
 
 }  // namespace pytriton::guard

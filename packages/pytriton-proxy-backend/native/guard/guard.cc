@@ -57,6 +57,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <string_view>
@@ -129,6 +130,8 @@ constexpr time_t kSayAgainSeconds = 10;
 // How long the request of a caller who is turned away is waited for, and all others who come with it.
 constexpr int kTurnedAwayMs = 10;
 constexpr uint64_t kMaxDrainBytes = 256ull << 20;
+// A caller who sends many requests ahead reads no answers.
+constexpr size_t kMostUnanswered = 128;
 // How often it is looked whether the file of the log was moved.
 constexpr std::chrono::seconds kLogFilePause{1};
 // How long what is said of the models may be of before.
@@ -173,13 +176,6 @@ struct ServerReference {
   TRITONSERVER_Server* server = nullptr;
 };
 
-// The page about the server, which is made once a second at most.
-struct Page {
-  std::mutex mutex;
-  std::chrono::steady_clock::time_point made_at{};
-  std::vector<PageModel> models;
-};
-
 struct Guard {
   Limits limits;
   ServerReference server;
@@ -194,7 +190,7 @@ struct Guard {
   Listeners listeners;
   Outcomes outcomes;
   Outcomes uncounted;
-  Page page;
+  PageCache page{kPagePause};
   LogFile log_file;
   MemoryBudget bodies;
   MemoryBudget inputs;
@@ -334,7 +330,10 @@ void ReleaseMemory(Guard* guard, Connection* connection) {
 
 // Counts what the request has come to need. False if all in flight need too much.
 bool ReserveMemory(Guard* guard, Connection* connection) {
-  const uint64_t needed = connection->scan.memory();
+  uint64_t needed = connection->scan.memory();
+  for (const auto& request : connection->unanswered) {
+    if (request != nullptr && request->generate != nullptr) needed += request->generate->memory();
+  }
   if (needed <= kSmall || needed <= connection->charged) return true;
   if (!guard->bodies.TryReserve(needed - connection->charged, guard->limits.max_in_flight_bytes)) return false;
   connection->charged = needed;
@@ -599,14 +598,16 @@ void LookForTraces(std::string_view begin) {
 void BeginOutcome(Guard* guard, Connection* connection) {
   InferencePath path;
   bool wants_html = false;
+  RequestText text = connection->scan.TakeText();
   std::shared_ptr<RequestOutcome> request;
   if (connection->scan.FindInference(&path)) {
     request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
     request->is_stream = path.is_stream;
     request->has_chunks = path.has_chunks;
     request->is_post = path.is_post;
-    if (const RequestText* text = connection->scan.text(); text != nullptr) {
-      request->generate = std::make_unique<GenerateRequest>(GenerateRequest{path.model, path.version, path.endpoint, *text});
+    if (connection->scan.keeps_text()) {
+      request->generate = std::make_unique<GenerateRequest>(
+          GenerateRequest{path.model, path.version, path.endpoint, std::move(text), std::nullopt});
     }
   } else if (guard->limits.page != 0 && connection->scan.AsksForPage(&wants_html)) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
@@ -646,6 +647,9 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
         refusal = {503, "the requests in flight need more than " + Bytes(guard->limits.max_in_flight_bytes) +
                             ", the limit max_in_flight_bytes of the guard; try again later"};
       }
+      if (refusal.status == 0 && scan.complete() && connection->unanswered.size() >= kMostUnanswered) {
+        refusal = {503, "more than " + std::to_string(kMostUnanswered) + " requests of one connection wait for their answers"};
+      }
       if (refusal.status == 0 && scan.is_compressed() && guard->leaked.load() > guard->limits.max_in_flight_bytes / 4) {
         refusal = {503, "compressed requests are not taken any more until a restart: those that failed have left " +
                             Bytes(guard->leaked.load()) + " in the server, which it never gives back"};
@@ -672,17 +676,6 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
     return Refuse(connection, fd, {status, text}, request_begin);
   }
   return static_cast<ssize_t>(size);
-}
-
-// "200 OK" and what follows, of a response that begins; empty where none does.
-std::string_view StatusOf(const Connection& connection, std::string_view begin) {
-  // What begins a response comes in one piece. Behind one, the rest of another's body may come first.
-  if (!connection.awaits_response() || begin.substr(0, 7) != "HTTP/1.") return {};
-  // "HTTP/1.0 200 OK", or "HTTP/1.1 100 Continue" and an empty line in front of it, or alone.
-  constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-  constexpr size_t kStatus = 9;
-  if (begin.size() > kStatus && begin[kStatus] == '1') begin.remove_prefix(std::min(begin.size(), kContinue.size()));
-  return begin.substr(std::min(begin.size(), kStatus));
 }
 
 // What a model takes and gives; nothing where it is not there.
@@ -755,6 +748,7 @@ void OnClose(Guard* guard, Connection* connection) {
   connection->unanswered.clear();
   connection->streamed.reset();
   connection->corrected.reset();
+  connection->scan.Clear();
 }
 
 // --- how requests end ------------------------------------------------------------------------------------------------
@@ -990,40 +984,25 @@ std::vector<PageModel> ModelsOf(Guard* guard) {
   return models;
 }
 
-// The address at which a connection was accepted.
-std::string UrlOf(int fd) {
+// The port at which a connection was accepted.
+uint16_t PortOf(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
-  char host[INET6_ADDRSTRLEN] = "localhost";
-  uint16_t port = 0;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
-    if (address.ss_family == AF_INET) {
-      const auto* const four = reinterpret_cast<const sockaddr_in*>(&address);
-      inet_ntop(AF_INET, &four->sin_addr, host, sizeof(host));
-      port = ntohs(four->sin_port);
-    } else if (address.ss_family == AF_INET6) {
-      const auto* const six = reinterpret_cast<const sockaddr_in6*>(&address);
-      inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof(host));
-      port = ntohs(six->sin6_port);
-    }
-  }
-  const bool is_six = std::strchr(host, ':') != nullptr;
-  return std::string("http://") + (is_six ? "[" : "") + host + (is_six ? "]:" : ":") + std::to_string(port);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  const bool is_six = address.ss_family == AF_INET6;
+  return ntohs(is_six ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
+                      : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
 std::unique_ptr<HttpResponse> PageFor(Guard* guard, int fd, bool is_html) {
-  std::string text;
-  {
-    const std::lock_guard<std::mutex> lock(guard->page.mutex);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - guard->page.made_at >= kPagePause) {
-      guard->page.models = ModelsOf(guard);
-      guard->page.made_at = now;
-    }
-    text = is_html ? PageAsHtml(guard->page.models, UrlOf(fd), guard->hides_models)
-                   : PageAsJson(guard->page.models, guard->hides_models);
-  }
-  return std::make_unique<HttpResponse>("200 OK", false, std::move(text), PageHeaders(is_html),
+  const uint16_t port = PortOf(fd);
+  const auto texts = guard->page.Get(port, [&] {
+    const std::vector<PageModel> models = ModelsOf(guard);
+    // The address of this machine is nothing that callers are to know.
+    return PageTexts{PageAsHtml(models, "http://localhost:" + std::to_string(port), guard->hides_models),
+                     PageAsJson(models, guard->hides_models)};
+  });
+  return std::make_unique<HttpResponse>("200 OK", false, is_html ? texts->html : texts->json, PageHeaders(is_html),
                                         is_html ? "text/html; charset=utf-8" : "application/json");
 }
 
@@ -1033,9 +1012,14 @@ TRITONSERVER_Error* CheckName(const TRITONSERVER_InferenceRequest* request, cons
   Guard* guard = Active();
   if (guard == nullptr || name == nullptr || t_paused < 0 || guard->limits.generate_extra_names != 0) return nullptr;
   const auto outcome = FindOutcome(guard, request);
-  if (outcome == nullptr || outcome->generate == nullptr || std::strcmp(name, "id") == 0) return nullptr;
-  const GenerateRequest& generate = *outcome->generate;
-  if (guard->models.HasParameters(generate.model, generate.version) || !HasMember(generate.body, name)) return nullptr;
+  if (outcome == nullptr || outcome->generate == nullptr) return nullptr;
+  GenerateRequest& generate = *outcome->generate;
+  if (!generate.own_names) {
+    // Once: there may be very many names.
+    const bool has_parameters = guard->models.HasParameters(generate.model, generate.version);
+    generate.own_names = has_parameters ? OwnNames() : OwnNames(generate.body);
+  }
+  if (!generate.own_names->Has(name)) return nullptr;
   return g_triton.make_error(kInvalidArgument, ("'" + NameText(name) + "' is no input of the model").c_str());
 }
 
@@ -1287,10 +1271,24 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   if (is_http) Reach(Protection::kHttpResponses);
   Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
   if (connection == nullptr) return next(fd, parts, count);
-  const std::string_view status = StatusOf(*connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
+  HttpAnswers& answers = connection->answers;
+  const bool begins = answers.is_at_begin() && connection->awaits_response();
+  const std::string status = begins ? StatusIn(parts, count) : "";
   BeginResponse(guard, connection, fd, status);
+  // One response at a time: those that follow it come again.
+  HttpAnswers behind = answers;
+  const size_t given = SizeOf(parts, count);
+  const size_t most = behind.Feed(parts, given);
+  std::vector<iovec> first;
+  if (most < given) {
+    first = FirstOf(parts, count, most);
+    parts = first.data();
+    count = static_cast<int>(first.size());
+  }
   const bool is_right = connection->corrected == nullptr;
   const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
+  if (size > 0 && static_cast<size_t>(size) < most) answers.Feed(parts, static_cast<size_t>(size));
+  if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
   if (size > 0 && !status.empty()) OnResponse(guard, connection);
   return size;
 }

@@ -99,7 +99,8 @@ std::string HttpResponse::CorrectHead() {
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
     const std::string_view line = head.substr(at, next - at);
-    if (at == 0 && !status_.empty()) {
+    // Another status would lie of a body that stays.
+    if (at == 0 && !status_.empty() && (replaces || body_.empty())) {
       corrected.append(line.substr(0, line.find(' ') + 1)).append(status_).append(kEndOfLine);
     } else if (replaces && (BeginsWith(line, kLength) || BeginsWith(line, kType))) {
       // Follows below.

@@ -20,7 +20,7 @@ class HttpResponse {
   // `status` is "400 Bad Request" or the like, in place of the front end's; empty: that stays.
   HttpResponse(std::string status, bool joins_chunks) : status_(std::move(status)), joins_chunks_(joins_chunks) {}
   // As before, with another body and its type, and headers of its own (lines, each with its end), where the response has a
-  // length.
+  // length; all of another one stays.
   HttpResponse(std::string status, bool joins_chunks, std::string body, std::string headers,
                std::string type = "application/json")
       : status_(std::move(status)),

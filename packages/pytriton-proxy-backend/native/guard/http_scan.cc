@@ -448,7 +448,7 @@ void HttpScan::EndRequest() {
 }
 
 uint64_t HttpScan::memory() const {
-  return body_bytes_ + text_.text().size() + blocks_ * kBytesPerPiece + json_bytes_ * (kCopiesOfJson - 1) +
+  return body_bytes_ + text_.memory() + blocks_ * kBytesPerPiece + json_bytes_ * (kCopiesOfJson - 1) +
          json_.values() * kBytesPerJsonValue;
 }
 

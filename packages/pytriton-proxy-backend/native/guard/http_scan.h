@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "json_scan.h"
 #include "limits.h"
@@ -39,6 +40,8 @@ class HttpScan {
  public:
   // Forgets everything: the next byte begins a request.
   void Begin() { *this = HttpScan(); }
+  // As Begin, and gives back the memory of what was read.
+  void Clear() { const HttpScan old = std::exchange(*this, HttpScan()); }
 
   // Whether the request that is being read is to be the last one of its connection. It is changed in place then, so that
   // the server closes the connection behind its answer.
@@ -63,8 +66,9 @@ class HttpScan {
 
   // Whether the request asks for the page about the server, and as what.
   bool AsksForPage(bool* wants_html) const;
-  // The body of a request to `generate`; null of others.
-  const RequestText* text() const { return keeps_text_ ? &text_ : nullptr; }
+  // Whether it is a request to `generate`, and its body, which is handed over: a connection that waits keeps none.
+  bool keeps_text() const { return keeps_text_; }
+  RequestText TakeText() { return std::exchange(text_, RequestText()); }
 
   // Bytes of the body, as it was sent.
   uint64_t body_bytes() const { return body_bytes_; }

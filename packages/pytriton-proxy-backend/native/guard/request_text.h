@@ -19,6 +19,8 @@ class RequestText {
   const std::string& text() const { return text_; }
   // Whether more came than is kept.
   bool is_cut() const { return is_cut_; }
+  // Bytes that it takes.
+  size_t memory() const { return text_.capacity(); }
 
  private:
   void AddToString(char byte);

@@ -69,6 +69,19 @@ void CheckTexts() {
   }
 }
 
+// Names among the parameters are the caller's own, whatever they are.
+void CheckOwnNames() {
+  const OwnNames names(RequestOf(R"({"text":"a","id":"1","parameters":{"parameters":1,"id":2,"b":3},"c\u0064":[{"e":1}]})", nullptr).body);
+  CHECK(names.Has("text") && names.Has("cd"));
+  for (const char* name : {"parameters", "id", "b", "e", ""}) CHECK(!names.Has(name));
+  // What is kept of the names is less than the text, or of its size.
+  std::string many = "{";
+  while (many.size() < RequestText::kMost) many += "\"" + std::to_string(many.size()) + "\":1,";
+  const GenerateRequest request = RequestOf(many, nullptr);
+  const OwnNames kept(request.body);
+  CHECK(kept.Has("1") && !kept.Has("2") && kept.memory() <= 2 * RequestText::kMost);
+}
+
 // The same is kept, whatever the pieces; long strings as their begin.
 void CheckPieces(Random& random) {
   const std::string image(1 + random() % 100'000, 'A');
@@ -77,7 +90,8 @@ void CheckPieces(Random& random) {
   const GenerateRequest pieces = RequestOf(text, &random);
   CHECK(whole.body.text() == pieces.body.text() && !whole.body.is_cut());
   CHECK(whole.body.text().size() < RequestText::kMostOfString + 100);
-  CHECK(HasMember(whole.body, "txet") && HasMember(whole.body, "tail") && !HasMember(whole.body, "text"));
+  const OwnNames names(whole.body);
+  CHECK(names.Has("txet") && names.Has("tail") && !names.Has("text") && !OwnNames().Has("txet"));
   CHECK(FindGenerateError(whole, ReadInterface(kConfig).inputs, true).rfind("'txet' is no input", 0) == 0);
   std::string list = R"({"txet":"b","x":[)";
   while (list.size() < RequestText::kMost) list += "1.25,";
@@ -105,7 +119,7 @@ void Fuzz(Random& random) {
   std::string read;
   CHECK(JsonReader(json).String(&read));
   if (pytriton::IsUtf8(error)) CHECK(read == error);
-  HasMember(request.body, "text");
+  OwnNames(request.body).Has("text");
   // A configuration is Triton's, and not trusted either.
   std::string config = kConfig;
   for (size_t i = random() % 4; i > 0; --i) config[random() % config.size()] = static_cast<char>(random());
@@ -121,6 +135,7 @@ int main(int argc, char** argv) {
   CHECK(argc >= 2);
   if (std::string_view(argv[1]) == "texts") {
     CheckTexts();
+    CheckOwnNames();
     Random random(1);
     for (int i = 0; i < 50; ++i) CheckPieces(random);
     return 0;

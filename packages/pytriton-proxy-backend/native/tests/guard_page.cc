@@ -1,10 +1,13 @@
 // The page about a server: whatever models and tensors are called, no name becomes a part of the page or of a shell's line.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "../guard/json_reader.h"
@@ -90,12 +93,31 @@ void CheckLine() {
   CHECK(page.find("/v2/models/m%2F..%2Fx/generate -d &#39;{&quot;it&#39;\\&#39;&#39;s &lt;here&gt;&quot;: [1.0, 2.0]}&#39;</pre>") != std::string::npos);
 }
 
+// Texts are made anew when they are old, by one caller; others get the old ones meanwhile, and wait for none.
+void CheckCache() {
+  int made = 0;
+  const auto make = [&] { return PageTexts{"html " + std::to_string(++made), "json"}; };
+  PageCache always{PageCache::Clock::duration::zero()};
+  CHECK(always.Get(1, make)->html == "html 1" && always.Get(1, make)->html == "html 2");
+  std::shared_ptr<const PageTexts> meanwhile;
+  const auto texts = always.Get(1, [&] {
+    std::thread([&] { meanwhile = always.Get(1, make); }).join();
+    return make();
+  });
+  CHECK(meanwhile->html == "html 2" && texts->html == "html 3" && meanwhile->json == "json");
+  // The time counts from when they are made, however long that took.
+  PageCache seldom{std::chrono::hours(1)};
+  CHECK(seldom.Get(1, make)->html == "html 4" && seldom.Get(2, make)->html == "html 5");
+  CHECK(seldom.Get(1, make)->html == "html 4" && seldom.Get(2, make)->html == "html 5");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
   CheckIndex();
   CheckLine();
+  CheckCache();
   Random random(std::strtoull(argv[1], nullptr, 10));
   for (int i = 0; i < 200; ++i) CheckPages(random);
   return 0;

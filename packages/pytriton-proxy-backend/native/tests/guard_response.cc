@@ -113,6 +113,14 @@ void CheckBody(Chance* chance) {
   CHECK(!written.is_at_end && response.is_done());
 }
 
+// What has no length, or is compressed, stays as it is, and so does its status.
+void CheckOthers(Chance* chance) {
+  static const char* const kLines[] = {"", "Content-Encoding: gzip\r\nContent-Length: 3\r\n", "Transfer-Encoding: chunked\r\n"};
+  const std::string given = std::string("HTTP/1.0 404 Not Found\r\n") + kLines[chance->Below(3)] + "\r\n3\r\n";
+  HttpResponse response("200 OK", false, "{}", "Vary: Accept\r\n");
+  CHECK(Write(&response, given, chance).text == given && response.is_done());
+}
+
 // A caller who has gone is an error of the system, which the front end is to see.
 void CheckGone() {
   HttpResponse response("400 Bad Request", false);
@@ -134,6 +142,7 @@ int main() {
     CheckChunks(&chance);
     CheckStatus(&chance);
     CheckBody(&chance);
+    CheckOthers(&chance);
   }
   return 0;
 }

@@ -16,6 +16,9 @@
 #include "../src/printable.h"
 #include "check.h"
 
+// Of the sanitizer, which not every compiler has a header of.
+extern "C" size_t __sanitizer_get_current_allocated_bytes();
+
 using namespace pytriton::guard;
 
 namespace {
@@ -73,6 +76,35 @@ void CheckRefused(const std::string& bytes, int status, std::string_view text, c
   CHECK(outcome.status == status && Has(outcome.text, text));
   // The text stands in a JSON string of the answer.
   CHECK(outcome.text.find_first_of("\"\\\n\r") == std::string::npos);
+}
+
+// What is kept of a body is counted, handed over, and given back.
+void KeptTexts() {
+  const size_t before = __sanitizer_get_current_allocated_bytes();
+  const auto taken = [&] { return __sanitizer_get_current_allocated_bytes() - before; };
+  const std::string path = "POST /v2/models/m/generate HTTP/1.1\r\n";
+  HttpScan scan;
+  const auto read = [&](const std::string& from, size_t size, size_t left_out) {
+    std::string text = WithBody(from, "[" + std::string(size, ' ') + "1]");
+    CHECK(scan.Feed(text.data(), text.size() - left_out, Limits(), kPieces) == text.size() - left_out);
+  };
+  constexpr size_t kSize = 300'000;
+  read(path, kSize, 0);
+  CHECK(scan.complete() && scan.keeps_text());
+  {
+    const uint64_t counted = scan.memory();
+    const RequestText text = scan.TakeText();
+    CHECK(text.is_cut() && text.memory() >= RequestText::kMost && counted - scan.memory() >= RequestText::kMost);
+  }
+  CHECK(taken() < 2000 && scan.TakeText().text().empty());
+  scan.Begin();
+  // One whose caller leaves before its end.
+  read(path, kSize, 1);
+  CHECK(!scan.complete() && taken() >= RequestText::kMost);
+  scan.Clear();
+  CHECK(taken() < 100 && !scan.started());
+  read(kPost, kSize, 0);
+  CHECK(scan.complete() && !scan.keeps_text() && taken() < 2000);
 }
 
 void HeadsOfRequests() {
@@ -321,6 +353,8 @@ int main(int argc, char** argv) {
   } else if (name == "splits") {
     EverySplit();
     WithinThePath();
+  } else if (name == "kept") {
+    KeptTexts();
   } else if (name == "forms") {
     Forms();
   } else if (name == "names") {

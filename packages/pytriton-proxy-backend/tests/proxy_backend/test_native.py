@@ -114,7 +114,7 @@ def _sides(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["heads", "chunks", "depth", "splits", "forms", "names", "traces", "shapes", "settings"]
+    "name", ["heads", "chunks", "depth", "splits", "forms", "kept", "names", "traces", "shapes", "settings"]
 )
 def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("guard_scan.cc", GUARD_SOURCES, "memory"), name)
@@ -139,6 +139,10 @@ def test_errors_of_generate(
 def test_guard_page(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     sources = [f"../guard/{name}.cc" for name in ("json_reader", "page")]
     run_program(compile_native("guard_page.cc", sources, "memory"), FUZZ_SEED)
+
+
+def test_guard_answers(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_answers.cc", ["../guard/http_answers.cc"], "memory"))
 
 
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
