@@ -146,7 +146,6 @@ def test_a_warmup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (WARMUP.replace("count = 2", ""), "models.net.model_warmup[0]: expected a table with count; got"),
         (WARMUP.replace("[[", "[").replace("]]", "]"), "models.net.model_warmup: expected a list; got"),
         (WARMUP.replace("inputs.x = ", "inputs = 1 #"), "models.net.model_warmup[0].inputs: expected a table; got 1"),
         (WARMUP.replace("float32", "float31"), "models.net.model_warmup[0].inputs.x.dtype='float31' is not an element"),

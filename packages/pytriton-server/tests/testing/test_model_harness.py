@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonModelConfigError, PyTritonValidationError
+from pytriton.proxy_backend.wire import dtypes
 from pytriton.testing import ModelError, ModelHarness, make_request
 
 MakeModel = Callable[..., Path]
@@ -237,6 +238,14 @@ return None
         assert [response["y"].tolist() for response in model.infer({"x": [[1]]})] == [[[2]]]
         timer.join()
         del utils.returned
+
+
+def test_types_of_numpy_are_what_they_were(make_model: MakeModel) -> None:
+    """Models get the bits of BF16 tensors, as in Triton's Python backend; nobody else in the process does."""
+    with ModelHarness(make_model(DOUBLE)), ModelHarness(make_model(DOUBLE, name="other")) as other:
+        other.close()
+        assert dtypes.dtype_of(dtypes.BF16_CODE) == dtypes.BF16_BITS
+    assert dtypes.BF16_BITS not in dtypes._NUMPY_OF_CODE.values()
 
 
 def test_what_a_test_has_imported_stays(make_model: MakeModel) -> None:

@@ -38,14 +38,20 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def utils(_modules: None) -> ModuleType:
+def _bits() -> Iterator[None]:
+    dtypes.carry_bf16_bits("test")
+    yield
+    dtypes.release_bf16_bits("test")
+
+
+@pytest.fixture
+def utils(_modules: None, _bits: None) -> ModuleType:
     """The module that models import."""
-    dtypes.carry_bf16_bits()
     return install("/repository/model/1")
 
 
 @pytest.fixture
-def make_model(_modules: None, tmp_path: Path) -> MakeModel:
+def make_model(_modules: None, _bits: None, tmp_path: Path) -> MakeModel:
     """Loads a model from its source text."""
 
     def make(source: str, version: int = 1, **files: str) -> PythonModel:

@@ -21,6 +21,7 @@ from pytriton.proxy_backend.python_models.host import PythonModel, model_spec
 from pytriton.proxy_backend.python_models.server import SERVER, Phase
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
+from pytriton.proxy_backend.wire.dtypes import carry_bf16_bits, release_bf16_bits
 from pytriton.testing.calls import HarnessCalls
 from pytriton.testing.configuration import completed_config, read_config
 from pytriton.testing.errors import ModelError
@@ -91,6 +92,7 @@ class ModelHarness:
         self._path = list(sys.path)
         self._known = frozenset(sys.modules)
         self._forget_modules()
+        carry_bf16_bits(self)
         try:
             self._model = self._load()
         except PythonModelError as error:
@@ -279,6 +281,7 @@ class ModelHarness:
             yield
 
     def _forget(self) -> None:
+        release_bf16_bits(self)
         sys.path[:] = [entry for entry in sys.path if entry in self._path]
         self._forget_modules()
 

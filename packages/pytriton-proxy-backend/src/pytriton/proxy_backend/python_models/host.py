@@ -76,7 +76,6 @@ class PythonModel:
         self._model: Any = None
         if not os.path.isfile(file):
             raise PythonModelError(f"Python model file not found in '{file}'")
-        carry_bf16_bits()
         install(os.path.join(folder, str(version)))
         self._class = _loading(self._find_class, version)
 
@@ -253,6 +252,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     _log_ours(job.log_level, parent.send)
     # As in Triton's stub: what a model makes of its command line shall not be what this process was told.
     sys.argv = [""]
+    carry_bf16_bits(job.model_file)
     model = PythonModel(job.model_file, job.model_version, job.model_dir)
     if job.auto_complete:
         config = model.complete(job.model_name, job.model_config)

@@ -46,7 +46,9 @@ def format_trace(error: BaseException) -> str:
     folders = _own_folders()
     for each in _chain(told, set()):
         frames = list(each.stack)
-        begin = next((i for i, frame in enumerate(frames) if not _is_between(frame.filename, folders)), 0)
+        # A text that is no Python has its place in the error, and none in the traceback.
+        none = len(frames) if getattr(each, "filename", None) else 0
+        begin = next((i for i, frame in enumerate(frames) if not _is_between(frame.filename, folders)), none)
         each.stack = traceback.StackSummary.from_list(frames[begin:])
     return "".join(told.format())
 

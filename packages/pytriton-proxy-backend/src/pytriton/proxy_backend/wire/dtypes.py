@@ -32,9 +32,25 @@ _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
 _CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
 
 
-def carry_bf16_bits() -> None:
-    """Have BF16 tensors be arrays of `BF16_BITS` in this process, whether or not numpy could have a type for them."""
+# Who wants BF16 tensors to be bits.
+_carriers: set[object] = set()
+
+
+def carry_bf16_bits(carrier: object) -> None:
+    """Have BF16 tensors be arrays of `BF16_BITS` in this process, whether or not numpy could have a type for them.
+
+    Args:
+        carrier: Who wants it, until `release_bf16_bits`.
+    """
+    _carriers.add(carrier)
     _NUMPY_OF_CODE[BF16_CODE] = BF16_BITS
+
+
+def release_bf16_bits(carrier: object) -> None:
+    """Let BF16 tensors have numpy's type again, where nobody else wants them to be bits."""
+    _carriers.discard(carrier)
+    if not _carriers:
+        _NUMPY_OF_CODE.pop(BF16_CODE, None)
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
