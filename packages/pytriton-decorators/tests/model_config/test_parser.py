@@ -6,7 +6,7 @@ import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonModelConfigError
 from pytriton.model_config import DeviceKind, TimeoutAction
-from pytriton.model_config._prototxt import parse
+from pytriton.model_config._prototxt import parse_prototxt
 from pytriton.model_config.parser import ModelConfigParser
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [1]}
@@ -140,7 +140,7 @@ def test_text_that_is_not_in_the_format(text: str, message: str, tmp_path: Path)
 
 def test_values() -> None:
     text = r'a: -3 b: 1.5 c: -.5e1 d: true e: false f: SOME_WORD g: "a\tb\a\0\x0a\U0001f600" h: 017 i: 08.5 j: 2f'
-    assert parse(text) == {
+    assert parse_prototxt(text) == {
         "a": -3,
         "b": 1.5,
         "c": -5.0,
@@ -152,5 +152,5 @@ def test_values() -> None:
         "i": 8.5,
         "j": 2.0,
     }
-    assert parse("") == {}
-    assert parse("a: 1 a: 2 a: 3") == {"a": [1, 2, 3]}
+    assert parse_prototxt("") == {}
+    assert parse_prototxt("a: 1 a: 2 a: 3") == {"a": [1, 2, 3]}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pytriton.exceptions import PyTritonModelConfigError
 
-__all__ = ["parse", "render"]
+__all__ = ["parse_prototxt", "render"]
 
 _INDENT: Final = "  "
 # What the text format has a short escape for, or would end or change a string.
@@ -106,8 +106,8 @@ _CLOSING: Final = {"{": "}", "<": ">"}
 _MAX_DEPTH: Final = 64
 
 
-def parse(text: str, where: str = "the configuration") -> dict[str, Any]:
-    """Read a configuration.
+def parse_prototxt(text: str, where: str = "the configuration") -> dict[str, Any]:
+    """Read the text of a `config.pbtxt` as it is, with every field that it has.
 
     Args:
         text: A message `ModelConfig` in protobuf's text format.

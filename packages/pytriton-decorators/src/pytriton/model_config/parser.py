@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.exceptions import PyTritonModelConfigError
-from pytriton.model_config._prototxt import parse
+from pytriton.model_config._prototxt import parse_prototxt
 from pytriton.model_config.common import (
     DeviceKind,
     DynamicBatcher,
@@ -22,22 +22,6 @@ from pytriton.model_config.dtypes import type_from_config_name
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
 
 __all__ = ["ModelConfigParser", "parse_prototxt"]
-
-
-def parse_prototxt(text: str, where: str = "the configuration") -> dict[str, Any]:
-    """Read the text of a `config.pbtxt` as it is, with every field that it has.
-
-    Args:
-        text: A message `ModelConfig` in protobuf's text format.
-        where: What to call the text in an error.
-
-    Returns:
-        Its fields by name: dictionaries, lists, strings (for enumerators, too), numbers and booleans.
-
-    Raises:
-        PyTritonModelConfigError: The text is not in that format; the error says the line and what is there.
-    """
-    return parse(text, where)
 
 
 class ModelConfigParser:
@@ -91,7 +75,7 @@ class ModelConfigParser:
             PyTritonModelConfigError: It is not in protobuf's text format, or as `from_dict`.
         """
         text = Path(config_path).read_text(encoding="utf-8")
-        return cls.from_dict(parse(text, where=os.fspath(config_path)))
+        return cls.from_dict(parse_prototxt(text, where=os.fspath(config_path)))
 
     @classmethod
     def rewrite_io_spec(cls, item: Mapping[str, Any], io_type: str, idx: int) -> TensorSpec:

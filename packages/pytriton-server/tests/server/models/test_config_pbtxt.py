@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from pytriton.model_config import DeviceKind, DynamicBatcher, QueuePolicy, TimeoutAction
-from pytriton.model_config._prototxt import parse
+from pytriton.model_config._prototxt import parse_prototxt
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.model_config.parser import ModelConfigParser
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
@@ -175,7 +175,7 @@ def test_text_and_json_say_the_same_and_can_be_read(config: TritonModelConfig) -
     from_text = text_format.Parse(render_config(config), model_config_pb2.ModelConfig())
     assert json_format.Parse(render_config_json(config), model_config_pb2.ModelConfig()) == from_text
     # And our reader understands what protobuf writes itself.
-    read = ModelConfigParser.from_dict(parse(text_format.MessageToString(from_text)))
+    read = ModelConfigParser.from_dict(parse_prototxt(text_format.MessageToString(from_text)))
     assert read == ModelConfigParser.from_dict(json_format.MessageToDict(from_text))
     expected = dataclasses.replace(config, response_cache=read.response_cache, batcher=read.batcher)
     assert read == dataclasses.replace(expected, instance_group=read.instance_group)
