@@ -4,25 +4,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "../guard/http_answers.h"
+#include "chance.h"
 #include "check.h"
 
 using namespace pytriton::guard;
 
 namespace {
-
-class Chance {
- public:
-  explicit Chance(uint32_t seed) : engine_(seed) {}
-  size_t Below(size_t limit) { return std::uniform_int_distribution<size_t>(0, limit - 1)(engine_); }
-
- private:
-  std::mt19937 engine_;
-};
 
 std::string Text(Chance* chance) {
   static const char* const kPieces[] = {"HTTP/1.1 200 OK\r\n", "\r\n", "\r\n\r\n", "0\r\n", "a", "Content-Length: 3\r\n"};

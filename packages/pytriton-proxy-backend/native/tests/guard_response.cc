@@ -6,26 +6,17 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "../guard/http_response.h"
+#include "chance.h"
 #include "check.h"
 
 namespace {
 
 using pytriton::guard::HttpResponse;
-
-class Chance {
- public:
-  explicit Chance(uint32_t seed) : engine_(seed) {}
-  size_t Below(size_t limit) { return std::uniform_int_distribution<size_t>(0, limit - 1)(engine_); }
-
- private:
-  std::mt19937 engine_;
-};
 
 struct Written {
   std::string text;
