@@ -446,14 +446,13 @@ class Execution:
         text = failure_text(self._service.model, error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
+        self._drop()
         try:
             # Callers are told of the failure if there is no room for what came before it.
             with suppress(ArenaFullError, ProtocolError):
                 self._send_kept()
-            self._drop()
             self._service.sink.fail(self._number, text, code)
         finally:
-            self._drop()
             if self._access is not None:
                 self._access.end(kind)
 

@@ -210,8 +210,6 @@ class CallConnection:
             raise
         return connection
 
-    # ---- what may be asked ------------------------------------------------------------------------------------------
-
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def ask(self, operation: Operation, request: RequestData | None = None, **fields: Any) -> int:

@@ -109,8 +109,6 @@ class AlikeResponses:
             ArenaFullError: There is no room for one of them alone.
         """
         kept, self._pieces = self._pieces, []
-        if not kept:
-            return
         try:
             put(self._lay_out(writer, kept))
         except ArenaFullError:
