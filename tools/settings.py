@@ -23,8 +23,8 @@ from pytriton.proxy_backend.wire.settings import ServingSettings, SettingField, 
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = "packages/pytriton-proxy-backend/native"
-HEADER = f"{NATIVE}/src/settings_table.h"
-LIMITS_HEADER = f"{NATIVE}/src/shared_limits.h"
+HEADER = f"{NATIVE}/proxy/settings_table.h"
+LIMITS_HEADER = f"{NATIVE}/proxy/shared_limits.h"
 INSTANCE_HEADER = f"{NATIVE}/inprocess/instance_fields.h"
 MAX_U64 = (1 << 64) - 1
 # Kinds of text: what a value must be, in words, and the C++ function that says whether it is.

@@ -100,14 +100,14 @@ class NativeLibrary(NamedTuple):
 LIBRARIES = (
     # Never unmapped: a model that is loaded or called for a worker is waited for in threads that may be in this library
     # after the last model of it is gone.
-    NativeLibrary(LIBRARY_NAME, ("src/*.cc",), (), ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
+    NativeLibrary(LIBRARY_NAME, ("proxy/*.cc",), (), ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
-            *("src/batch.cc", "src/cache_metrics.cc", "src/input_ranks.cc", "src/late_ends.cc", "src/record.cc"),
-            "src/response_cache.cc",
+            *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/input_ranks.cc", "proxy/late_ends.cc"),
+            *("proxy/record.cc", "proxy/response_cache.cc"),
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         ("-include", str(NATIVE / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../python/numpy_abi.h"
-#include "../src/protocol.h"
+#include "../proxy/protocol.h"
 
 namespace pytriton {
 

@@ -2,7 +2,7 @@
 
 #include <random>
 
-#include "../src/triton_api.h"
+#include "../proxy/triton_api.h"
 #include "framing.h"
 #include "protobuf.h"
 

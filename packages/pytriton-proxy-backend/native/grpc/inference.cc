@@ -4,8 +4,8 @@
 #include <mutex>
 #include <new>
 
-#include "../src/triton_api.h"
-#include "../src/utf8.h"
+#include "../proxy/triton_api.h"
+#include "../proxy/utf8.h"
 #include "protobuf.h"
 
 extern "C" {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "../src/printable.h"
+#include "../proxy/printable.h"
 #include "json_reader.h"
 
 namespace pytriton::guard {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "../src/utf8.h"
+#include "../proxy/utf8.h"
 
 namespace pytriton::guard {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <functional>
 
-#include "../src/failure_texts.h"
-#include "../src/triton_api.h"
+#include "../proxy/failure_texts.h"
+#include "../proxy/triton_api.h"
 
 namespace pytriton::guard {
 

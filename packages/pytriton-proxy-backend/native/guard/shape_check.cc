@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "../src/printable.h"
+#include "../proxy/printable.h"
 
 namespace pytriton::guard {
 

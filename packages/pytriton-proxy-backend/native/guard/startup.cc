@@ -18,7 +18,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "../src/printable.h"
+#include "../proxy/printable.h"
 
 namespace pytriton::guard {
 

@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "../src/batch.h"
-#include "../src/cache_metrics.h"
-#include "../src/record.h"
-#include "../src/triton_util.h"
+#include "../proxy/batch.h"
+#include "../proxy/cache_metrics.h"
+#include "../proxy/record.h"
+#include "../proxy/triton_util.h"
 #include "lane.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "../src/input_ranks.h"
-#include "../src/response_cache.h"
+#include "../proxy/input_ranks.h"
+#include "../proxy/response_cache.h"
 #include "instance_fields.h"
 #include "python_objects.h"
 

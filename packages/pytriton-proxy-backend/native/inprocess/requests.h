@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../src/triton_util.h"
+#include "../proxy/triton_util.h"
 
 struct TRITONSERVER_InferenceResponse;
 struct TRITONSERVER_ResponseAllocator;

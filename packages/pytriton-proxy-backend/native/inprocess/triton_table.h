@@ -2,7 +2,7 @@
 // to itself (RTLD_LOCAL). Included before everything else, so that what is shared with the proxy needs no change.
 #pragma once
 
-#include "../src/triton_api.h"
+#include "../proxy/triton_api.h"
 
 // Without the beginning of their names: those are macros below, and an argument of a macro is expanded.
 #define PYTRITON_TRITON_FUNCTIONS(ENTRY)                      \

@@ -32,8 +32,8 @@
 #include <vector>
 
 #define PYTRITON_DOUBLE_HAS_ERRORS
-#include "../src/arena.h"
-#include "../src/calls.h"
+#include "../proxy/arena.h"
+#include "../proxy/calls.h"
 #include "check.h"
 #include "messages.h"
 #include "triton_double.h"

@@ -9,8 +9,8 @@
 #include <random>
 #include <string>
 
-#include "../src/record.h"
-#include "../src/settings.h"
+#include "../proxy/record.h"
+#include "../proxy/settings.h"
 #include "check.h"
 
 using namespace pytriton;

@@ -10,7 +10,7 @@
 
 #include "../guard/generate_errors.h"
 #include "../guard/json_reader.h"
-#include "../src/utf8.h"
+#include "../proxy/utf8.h"
 #include "check.h"
 
 using namespace pytriton::guard;

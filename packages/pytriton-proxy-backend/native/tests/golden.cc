@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-#include "../src/record.h"
+#include "../proxy/record.h"
 #include "check.h"
 
 using namespace pytriton;

@@ -13,7 +13,7 @@
 #include "../guard/json_scan.h"
 #include "../guard/limits.h"
 #include "../guard/shape_check.h"
-#include "../src/printable.h"
+#include "../proxy/printable.h"
 #include "check.h"
 
 // Of the sanitizer, which not every compiler has a header of.

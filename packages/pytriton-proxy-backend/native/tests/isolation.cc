@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "../src/batch.h"
-#include "../src/triton_util.h"
+#include "../proxy/batch.h"
+#include "../proxy/triton_util.h"
 #include "check.h"
 
 using namespace pytriton;

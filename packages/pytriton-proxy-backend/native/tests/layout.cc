@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdio>
 
-#include "../src/protocol.h"
+#include "../proxy/protocol.h"
 
 using namespace pytriton;
 

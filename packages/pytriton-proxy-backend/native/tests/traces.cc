@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "../src/connection.h"
+#include "../proxy/connection.h"
 #include "check.h"
 #include "triton_double.h"
 

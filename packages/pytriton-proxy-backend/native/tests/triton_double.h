@@ -2,8 +2,8 @@
 // defined by the program.
 #pragma once
 
-#include "../src/batch.h"
-#include "../src/triton_util.h"
+#include "../proxy/batch.h"
+#include "../proxy/triton_util.h"
 
 extern "C" {
 

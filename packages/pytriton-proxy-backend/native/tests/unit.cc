@@ -8,10 +8,10 @@
 #include <cstring>
 #include <string>
 
-#include "../src/arena.h"
-#include "../src/control.h"
-#include "../src/record.h"
-#include "../src/settings.h"
+#include "../proxy/arena.h"
+#include "../proxy/control.h"
+#include "../proxy/record.h"
+#include "../proxy/settings.h"
 #include "check.h"
 
 using namespace pytriton;

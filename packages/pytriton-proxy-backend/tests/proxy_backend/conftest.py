@@ -384,7 +384,7 @@ def compile_program(folder: Path, machine: Machine, main: str, sources: Sequence
     flags = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *machine.sanitizers[sanitizer])
     kept = os.environ.get(hook.OBJECTS_VARIABLE)
     objects = hook.Objects(Path(kept) if kept else folder, machine.compiler, flags, force=False)
-    files = [NATIVE / "tests" / main, *(NATIVE / "src" / name for name in sources)]
+    files = [NATIVE / "tests" / main, *(NATIVE / "proxy" / name for name in sources)]
     variant = f"{machine.compiler[0].replace('/', '-')}-{sanitizer}"
     try:
         compiled = []
@@ -415,7 +415,7 @@ def only_one(path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def compile_native(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compiles a program of native/tests: its main file, the files of native/src that it needs, what it looks for."""
+    """Compiles a program of native/tests: its main file, the files of native/proxy that it needs, what it looks for."""
     folder = tmp_path_factory.getbasetemp().parent
     return lambda main, sources, sanitizer="none": compile_program(folder, machine, main, sources, sanitizer)
 

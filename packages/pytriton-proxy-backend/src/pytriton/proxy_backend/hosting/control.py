@@ -1,7 +1,7 @@
 """What the library inside tritonserver and the supervisor of hosts say to each other: frames on a unix stream socket.
 
 Each model, and each of its instances, has a connection of its own, whose end is the end of both sides' part in it. The
-other side is `native/src/control.h`. Little-endian:
+other side is `native/proxy/control.h`. Little-endian:
 
     u32 size of all that follows, u16 kind, u16 count, then `count` fields, each a u32 length and its bytes
 

@@ -1,6 +1,6 @@
 """Limits that Python and C++ obey alike, beside the numbers of the protocol in `layout.py`.
 
-`python3 tools/dev.py reference` writes `native/src/shared_limits.h` from them.
+`python3 tools/dev.py reference` writes `native/proxy/shared_limits.h` from them.
 """
 
 from __future__ import annotations
