@@ -607,7 +607,7 @@ def format_sources(runner: Runner, _arguments: Sequence[str]) -> int:
 
 
 def reference(runner: Runner, arguments: Sequence[str]) -> int:
-    """Write docs/reference/ anew from the docstrings, and what follows from the table of settings."""
+    """Write docs/signatures.md from the sources, and what is generated from the table of settings."""
     return runner.run("python", "tools/reference.py", *arguments) or runner.run(
         "python", "tools/settings.py", *arguments
     )

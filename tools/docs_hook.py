@@ -1,5 +1,6 @@
 """What mkdocs does to pages: what is not for readers goes, and what draws diagrams comes from the site itself.
 
+It adds the reference, `reference/*.md`, which tools/reference.py makes from the docstrings.
 Beside the pages it writes `llms.txt`, which says what there is, each page as Markdown, and all of them in one file, for
 assistants and other programs that read.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,10 @@ def _in_order(menu: Any) -> list[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add Mermaid as NiceGUI has it: the theme would fetch it from elsewhere, where nobody has loaded it."""
+    """Add the reference, and the Mermaid that NiceGUI ships: the theme alone would load Mermaid from the network."""
+    reference = runpy.run_path(str(Path(__file__).with_name("reference.py")))
+    for name, text in reference["pages"]().items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
     found = importlib.util.find_spec("nicegui")
     if found is None or not found.submodule_search_locations:
         raise RuntimeError("Diagrams are drawn by the Mermaid of NiceGUI, which is not installed: pip install nicegui")

@@ -1,7 +1,11 @@
-"""Writes `docs/reference/` from the docstrings: `python3 tools/dev.py reference`; with `--check` it only compares.
+"""The public names of all distributions, as two texts made from the sources, which are read, not imported.
 
-The sources are read, not imported. What is public is what `__all__` of the modules in `PAGES` names; a name that
-several of them offer is described where its source is nearest, and linked from the others.
+`python3 tools/dev.py reference` writes `docs/signatures.md`, which is in git, so that a review shows each change of a
+signature; with `--check` it only compares. `tools/docs_hook.py` adds the pages `reference/*.md`, with the docstrings,
+while mkdocs builds the site.
+
+A name is public if `__all__` of a module in `PAGES` lists it. If several modules list it, it is described at the one
+that is nearest to its source, and the others link there.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +22,7 @@ from typing import Any
 import griffe
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "docs" / "reference"
+SIGNATURES = ROOT / "docs" / "signatures.md"
 
 PAGES: dict[str, tuple[str, ...]] = {
     "triton": ("pytriton.triton", "pytriton.server.errors"),
@@ -61,7 +66,22 @@ What `pytriton-server` takes from the distributions that it is installed with, b
 are pinned to each other, so these names may change from one release to the next: nobody else should import them.
 """
 
-HEAD = "<!-- Written by `python3 tools/dev.py reference` from the docstrings. Change those, not this file. -->\n\n"
+HEAD = "<!-- tools/reference.py writes this page from the docstrings. Change those, not this file. -->\n\n"
+
+SIGNATURES_HEAD = """<!-- Written by `python3 tools/dev.py reference` from the sources. Change those, not this file. -->
+
+# Signatures
+
+This page is long: it lists every public name with its signature, by the module that it is imported from.
+`python3 tools/dev.py docs` builds the site, whose reference has the docstrings, too.
+"""
+SIGNATURES_SIBLINGS = """## Names that pytriton-server takes from the other distributions
+
+`pytriton-server` imports these names besides the public ones. The versions of the distributions are pinned to each
+other, so any of these names may change with a release, together with the code that uses it: nobody else should import
+them.
+"""
+WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -153,13 +173,19 @@ def rank(entry: Entry) -> tuple[int, int]:
     return first, kind
 
 
-def pages() -> dict[str, str]:
-    """Make the text of every page, by file name."""
-    loader = load()
-    every = list(entries(loader))
+def homes_of(every: list[Entry]) -> dict[int, Entry]:
+    """Return where each object is described, by its identity: at the module that is nearest to its source."""
     homes: dict[int, Entry] = {}
     for entry in sorted(every, key=lambda entry: -nearness(entry)):
         homes.setdefault(id(entry.described), entry)
+    return homes
+
+
+def pages() -> dict[str, str]:
+    """Make the text of every page of the site's reference, by file name."""
+    loader = load()
+    every = list(entries(loader))
+    homes = homes_of(every)
     written = {"index.md": index_page(every)}
     for page, modules in PAGES.items():
         parts = [HEAD.rstrip() + f"\n\n# {modules[0]}"]
@@ -171,12 +197,62 @@ def pages() -> dict[str, str]:
     return written
 
 
-def siblings_page(loader: griffe.GriffeLoader) -> str:
-    """Make the page of what one distribution takes from inside of the others.
+def signatures() -> str:
+    """Make the page of all signatures."""
+    loader = load()
+    every = list(entries(loader))
+    homes = homes_of(every)
+    public = {id(entry.described) for entry in every}
+    parts = [SIGNATURES_HEAD.rstrip()]
+    for modules in PAGES.values():
+        for path in modules:
+            texts = []
+            for entry in every:
+                if entry.module == path and homes[id(entry.described)] == entry:
+                    texts.append(signature_text(entry.name, entry.described, public))
+                elif entry.module == path:
+                    texts.append(f"from {homes[id(entry.described)].module} import {entry.name}")
+            parts += [f"## {path}", code("\n".join(texts))]
+    parts.append(SIGNATURES_SIBLINGS.rstrip())
+    for path, names in sorted(sibling_names().items()):
+        listed = f"* `{path}`: {', '.join(f'`{name}`' for name in sorted(names, key=str.lower))}"
+        parts.append(textwrap.fill(listed, WIDTH, subsequent_indent="  ", break_long_words=False))
+    return "\n\n".join(parts) + "\n"
 
-    Raises:
-        SystemExit: A name is not there, or says nothing of itself.
-    """
+
+def signature_text(name: str, described: griffe.Object, public: set[int]) -> str:
+    """Write a value, a function, or a class with its members; members of a public base class stand there alone."""
+    if isinstance(described, griffe.Function):
+        return filled(function_signature(name, described))
+    if not isinstance(described, griffe.Class):
+        return attribute_signature(name, described) if isinstance(described, griffe.Attribute) else name
+    head, *call = class_signature(name, described).split("\n\n")
+    constructor: Any = described.all_members.get("__init__")
+    is_inherited = constructor is not None and constructor.is_alias and id(constructor.final_target.parent) in public
+    lines = [head, *(textwrap.indent(filled(text), "    ") for text in call if not is_inherited)]
+    for member_name, member in class_members(described):
+        if member_name in described.members or id(member.parent) not in public:
+            lines.append(textwrap.indent(signature_text(member_name, member, public), "    "))
+    return "\n".join(lines)
+
+
+def filled(signature: str) -> str:
+    """Write the parameters of a signature that has one on each line with as many on a line as it holds."""
+    head, found, rest = signature.partition("(\n")
+    parameters, _, end = rest.rpartition("\n)")
+    if not found:
+        return signature
+    lines = [""]
+    for parameter in parameters.strip().split(",\n    "):
+        text = f"{parameter.rstrip(',')},"
+        if lines[-1] and len(lines[-1]) + len(text) > WIDTH - 10:
+            lines.append("")
+        lines[-1] += f" {text}" if lines[-1] else text
+    return "\n".join([f"{head}(", *(f"    {line}" for line in lines), f"){end}"])
+
+
+def sibling_names() -> dict[str, set[str]]:
+    """Return the names that pytriton-server imports from the inside of the other distributions, by module."""
     public = {path for paths in PAGES.values() for path in paths}
     server = ROOT / "packages" / "pytriton-server" / "src"
     own = {path.name for path in (server / "pytriton").iterdir() if path.is_dir()}
@@ -188,9 +264,18 @@ def siblings_page(loader: griffe.GriffeLoader) -> str:
                 continue
             for alias in node.names if isinstance(node, ast.ImportFrom) else ():
                 taken.setdefault(path, set()).add(alias.name)
+    return taken
+
+
+def siblings_page(loader: griffe.GriffeLoader) -> str:
+    """Make the page of what one distribution takes from inside of the others.
+
+    Raises:
+        SystemExit: A name is not there, or its docstring does not say what it is.
+    """
     parts, silent = [HEAD.rstrip(), SIBLINGS_HEAD.rstrip()], []
-    for path in sorted(taken):
-        names = sorted(taken[path], key=str.lower)
+    for path, found in sorted(sibling_names().items()):
+        names = sorted(found, key=str.lower)
         texts = {name: summary(resolved(loader.modules_collection[path], name)) for name in names}
         silent += [f"{path}.{name}" for name, text in texts.items() if not text]
         parts += [f"## {path}", "\n".join(f"* `{name}`: {text}" for name, text in texts.items())]
@@ -395,28 +480,18 @@ def ending(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` say which are stale."""
-    parser = argparse.ArgumentParser(description="Write docs/reference/ from the docstrings.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page is stale")
+    """Write the page of signatures, or with `--check` say whether it is stale."""
+    parser = argparse.ArgumentParser(description="Write docs/signatures.md from the sources.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the page is stale")
     is_check = parser.parse_args(arguments).check
-    fresh = pages()
-    stale = [name for name, text in fresh.items() if not is_same(FOLDER / name, text)]
-    surplus = [path.name for path in sorted(FOLDER.glob("*.md")) if path.name not in fresh]
-    if is_check:
-        for name in [*stale, *surplus]:
-            print(f"docs/reference/{name} is stale: run `python3 tools/dev.py reference`")
-        return 1 if stale or surplus else 0
-    for name in stale:
-        (FOLDER / name).write_text(fresh[name], encoding="utf-8")
-    for name in surplus:
-        (FOLDER / name).unlink()
-    print(f"{len(stale)} of {len(fresh)} pages written, {len(surplus)} removed")
-    return 0
-
-
-def is_same(path: Path, text: str) -> bool:
-    """Return whether a file has a text already."""
-    return path.exists() and path.read_text(encoding="utf-8") == text
+    fresh = signatures()
+    is_stale = not SIGNATURES.exists() or SIGNATURES.read_text(encoding="utf-8") != fresh
+    if is_check and is_stale:
+        print("docs/signatures.md is stale: run `python3 tools/dev.py reference`")
+    elif is_stale:
+        SIGNATURES.write_text(fresh, encoding="utf-8")
+        print("docs/signatures.md written")
+    return int(is_check and is_stale)
 
 
 if __name__ == "__main__":

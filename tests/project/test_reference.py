@@ -1,4 +1,4 @@
-"""docs/reference/ names everything that is public, and every name that scripts for PyTriton import is there.
+"""The reference names everything that is public, and every name that scripts for PyTriton import is there.
 
 `PROMISED` is written from the description of PyTriton's API, not from our code: a name that is dropped or forgotten
 here fails there.
@@ -6,6 +6,7 @@ here fails there.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import runpy
@@ -98,6 +99,13 @@ INTERNAL = (
 )
 
 
+@functools.cache
+def pages() -> dict[str, str]:
+    """Return the generated pages, by file name."""
+    made: dict[str, str] = REFERENCE["pages"]()
+    return made
+
+
 PROMISED_NAMES = [(module, name) for module, names in PROMISED.items() for name in names.split()]
 
 
@@ -112,7 +120,7 @@ def test_a_promised_name_is_at_its_path_and_public(module: str, name: str) -> No
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert module in MODULES, f"add {module} to PAGES of tools/reference.py"
     page = next(page for page, modules in REFERENCE["PAGES"].items() if module in modules)
-    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    text = pages()[f"{page}.md"]
     found = importlib.import_module(module)
     missing = [name for name in found.__all__ if f"## {module}.{name}\n" not in text]
     assert missing == []
@@ -134,13 +142,22 @@ def test_every_public_module_is_in_the_reference() -> None:
     assert public - set(MODULES) == set()
 
 
-def test_the_reference_is_what_the_docstrings_say() -> None:
-    stale = [
-        name
-        for name, text in REFERENCE["pages"]().items()
-        if not REFERENCE["is_same"](ROOT / "docs" / "reference" / name, text)
-    ]
-    assert stale == [], "run `python3 tools/dev.py reference`, and commit what it writes"
+def test_the_page_of_signatures_is_what_the_sources_say() -> None:
+    written = REFERENCE["SIGNATURES"].read_text(encoding="utf-8")
+    assert written == REFERENCE["signatures"](), "run `python3 tools/dev.py reference`, and commit what it writes"
+
+
+def test_the_menu_has_every_page_of_the_reference() -> None:
+    menu = re.findall(r":\s+reference/([\w.-]+\.md)\s*$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(menu) == sorted(pages())
+
+
+def test_the_reference_holds_signatures_and_examples() -> None:
+    for name, text in pages().items():
+        for language, block in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            assert language in ("pyi", "python"), f"{name}: a block {language!r} in the reference"
+            if language == "python":
+                compile(block, name, "exec")
 
 
 def test_every_public_name_says_what_it_is() -> None:
