@@ -25,7 +25,7 @@ _POLL_S = 0.01
 _LOG_LINES = 15
 # In the command lines of Triton's Python backend, and of ours.
 _HOSTS = ("triton_python_backend_stub", "pytriton.proxy_backend.worker_main")
-_TEMPLATE = "pytriton.proxy_backend.template_main"
+_FORKSERVER = "pytriton.proxy_backend.forkserver_main"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ports_given: set[int] = set()
 
@@ -116,7 +116,7 @@ class Server:
         commands = {pid: _command(pid) for pid in pids}
         memory = {pid: _memory_kib(pid) for pid in pids}
         hosts = [pid for pid in pids if any(name in commands[pid] for name in _HOSTS)]
-        own = [*hosts, *(pid for pid in pids if _TEMPLATE in commands[pid])]
+        own = [*hosts, *(pid for pid in pids if _FORKSERVER in commands[pid])]
         if not hosts:
             return None
         # A page of a process's own, shared with its forks or not, counts once in the first sum. In the rest of the

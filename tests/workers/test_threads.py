@@ -32,7 +32,7 @@ from pytriton.inprocess.callables.batches import DirectSink
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import AttachError, ConnectionLostError, ModelSpec, Worker
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
-from pytriton.proxy_backend.process import template
+from pytriton.proxy_backend.process import forkserver
 from pytriton.proxy_backend.process.child import Launch
 from pytriton.proxy_backend.python_models import host
 from pytriton.proxy_backend.python_models.execution import CoroutineLoop
@@ -201,9 +201,9 @@ def test_a_supervisor_of_hosts_takes_the_next_connection(
     wait_for_threads()
 
 
-def test_a_template_that_cannot_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "_open_messages", failing_once(lambda: None))
-    made = template.Template(Launch())
+def test_a_forkserver_that_cannot_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "_open_messages", failing_once(lambda: None))
+    made = forkserver.Forkserver(Launch())
     with pytest.raises(OSError, match="ZeroDivisionError: injected"):
         made.start()
 

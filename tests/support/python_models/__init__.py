@@ -81,14 +81,14 @@ def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
 def hosts(parent: int | None = None) -> dict[int, str]:
     """Return the processes that run a `model.py`, with their command lines: of this program, or another process."""
     found = processes("pytriton.proxy_backend.worker_main", parent or os.getpid())
-    for template in templates(parent):
-        found |= processes("pytriton.proxy_backend.worker_main", template)
+    for forkserver in forkservers(parent):
+        found |= processes("pytriton.proxy_backend.worker_main", forkserver)
     return found
 
 
-def templates(parent: int | None = None) -> dict[int, str]:
+def forkservers(parent: int | None = None) -> dict[int, str]:
     """Return the processes that such processes are forked from, with their command lines."""
-    return processes("pytriton.proxy_backend.template_main", parent or os.getpid())
+    return processes("pytriton.proxy_backend.forkserver_main", parent or os.getpid())
 
 
 def processes(module: str, parent: int) -> dict[int, str]:

@@ -21,10 +21,10 @@ def main() -> None:
         leave_first_process()
     with contextlib.ExitStack() as ended:
         if _is_for_hosts(sys.argv[1:]):
-            from pytriton.proxy_backend.template_main import early_template
+            from pytriton.proxy_backend.forkserver_main import early_forkserver
 
             # Before anything is imported that no host needs.
-            ended.enter_context(early_template())
+            ended.enter_context(early_forkserver())
         # Not at the top: whoever serves models has no use for it.
         from pytriton.cli.app import run
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _is_for_hosts(arguments: Sequence[str]) -> bool:
-    """Return whether a command line serves a repository with Python models; others are not to wait for a template.
+    """Return whether a command line serves a repository with Python models; others are not to wait for a forkserver.
 
     It is not parsed yet, and need not be right: a model whose file has another name is served as well.
     """

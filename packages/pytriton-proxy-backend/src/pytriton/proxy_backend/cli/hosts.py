@@ -26,14 +26,14 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start processes until a signal comes."""
     # Not at the top: the other commands have no use for it.
-    from ..template_main import early_template
+    from ..forkserver_main import early_forkserver
 
-    with early_template():
+    with early_forkserver():
         return _serve(arguments)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    # Not at the top, and behind the fork: the template has no use for it.
+    # Not at the top, and behind the fork: the forkserver has no use for it.
     from ..hosting.supervisor import HostSupervisor, check_folder
     from ..system.stop_signals import StopSignals
 

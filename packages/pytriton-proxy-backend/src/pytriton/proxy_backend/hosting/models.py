@@ -15,7 +15,7 @@ from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings
 from ..wire.settings import ServingSettings, setting_fields
 from .environments import EnvironmentRefused, Environments
-from .templates import OWN_LAUNCH
+from .forkservers import OWN_LAUNCH
 
 __all__ = ["CACHE_PARAMETER", "STUB", "ModelRefused", "PythonModel", "is_decoupled", "settings_text"]
 

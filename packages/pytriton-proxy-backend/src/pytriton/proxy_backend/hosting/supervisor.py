@@ -33,8 +33,8 @@ from ..system.shortage import explain
 from ..system.threads import keep_on
 from .control import ControlError, Frame, FrameKind, has_ended, receive_frame, send_frame
 from .environments import Environments
+from .forkservers import Forkservers
 from .models import ModelRefused, PythonModel, is_decoupled, settings_text
-from .templates import Templates
 
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "ServingHost", "check_folder"]
 
@@ -116,7 +116,7 @@ class HostSupervisor:
         self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
         self._environments = Environments(folder / f"{_ENVIRONMENTS}{self._token}")
-        self._templates = Templates()
+        self._forkservers = Forkservers()
         self._lock = threading.Lock()
         # All that follows is guarded by the lock.
         self._connections: dict[threading.Thread, socket.socket] = {}
@@ -379,13 +379,13 @@ class HostSupervisor:
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     def _start(self, model: PythonModel, job: PythonModelJob, number: int) -> HostProcess:
-        start = functools.partial(self._templates.start, is_one_of_many=model.has_many_instances)
+        start = functools.partial(self._forkservers.start, is_one_of_many=model.has_many_instances)
         host = HostProcess(job, number, launch=model.launch, start=start)
         with self._lock:
             if self._is_stopping:
                 raise ModelRefused(_STOPPED)
             self._hosts[host] = model.launch
-            self._templates.add_user(model.launch)
+            self._forkservers.add_user(model.launch)
         host.start()
         return host
 
@@ -395,7 +395,7 @@ class HostSupervisor:
             self._serving.pop(host, None)
             launch = self._hosts.pop(host, None)
         if launch is not None:
-            self._templates.remove_user(launch)
+            self._forkservers.remove_user(launch)
 
     def _patience_s(self) -> float:
         deadline = self._deadline

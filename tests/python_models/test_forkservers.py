@@ -19,19 +19,19 @@ import numpy as np
 import pytest
 
 from pytriton.client import ModelClient
-from pytriton.proxy_backend.template_main import early_template
+from pytriton.proxy_backend.forkserver_main import early_forkserver
 from support.http import call
 from support.processes import is_running
 from support.python_models import (
     CONFIG,
     MODEL,
     ask,
+    forkservers,
     hosts,
     infer,
     processes,
     served,
     stop_while_asked,
-    templates,
     write,
 )
 from support.waiting import PATIENCE_S, eventually
@@ -69,8 +69,8 @@ class TritonPythonModel:
 def test_several_hosts_are_forked(tmp_path: Path) -> None:
     write(tmp_path, "double", DRAWS, SEVERAL)
     with served(tmp_path) as triton:
-        (template,) = templates()
-        assert templates()[template].endswith("template_main (template of hosts)")
+        (forkserver,) = forkservers()
+        assert forkservers()[forkserver].endswith("forkserver_main (forkserver of hosts)")
         names = sorted(command.rpartition(" (")[2] for command in hosts().values())
         assert names == [f"host {number} of model 'double')" for number in range(4)]
         drawn: dict[float, tuple[float, float]] = {}
@@ -80,7 +80,7 @@ def test_several_hosts_are_forked(tmp_path: Path) -> None:
         assert len({each for pair in drawn.values() for each in pair}) == 8
         assert set(drawn) == {float(np.float32(each)) for each in hosts()}
         assert ask(triton, "unload", "double")[0] == 200
-        eventually(lambda: not hosts() and not templates())
+        eventually(lambda: not hosts() and not forkservers())
 
 
 def test_a_host_that_is_alone_is_not(tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_a_host_that_is_alone_is_not(tmp_path: Path) -> None:
     write(tmp_path, "third", MODEL)
     with served(tmp_path, load_model=["first", "second"]) as triton:
         assert len(hosts()) == 2
-        assert not templates()
+        assert not forkservers()
         assert ask(triton, "load", "third")[0] == 200
-        assert len(templates()) == 1
+        assert len(forkservers()) == 1
         assert len(processes("worker_main", os.getpid())) == 2
         for name in ("first", "second", "third"):
             assert infer(triton, name, 1) == [2]
             assert ask(triton, "unload", name)[0] == 200
-        eventually(lambda: not hosts() and not templates())
+        eventually(lambda: not hosts() and not forkservers())
 
 
 def test_forked_hosts_take_less_memory(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_how_a_forked_host_ends_is_told(
         for _ in range(8):
             assert infer(triton, "double", 1) == [2]
         assert re.search(rf"host \d of model 'double' \(pid \d+\) .*{said}.*; it is started again", caplog.text)
-        assert len(templates()) == 1
+        assert len(forkservers()) == 1
 
 
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
@@ -148,27 +148,27 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
             status, answer = ask(triton, "load", name)
             assert status == 400
             assert re.search(said, answer["error"], re.DOTALL), answer
-        eventually(lambda: not hosts() and not templates())
+        eventually(lambda: not hosts() and not forkservers())
 
 
-def test_the_end_of_a_template(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_a_forkserver(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "double", MODEL, SEVERAL)
     with served(tmp_path) as triton:
-        (template,) = templates()
+        (forkserver,) = forkservers()
         before = hosts().keys()
         for number in (signal.SIGTERM, signal.SIGINT):
             # As a service that is stopped sends it to all of its processes.
-            os.kill(template, number)
+            os.kill(forkserver, number)
         assert infer(triton, "double", 1) == [2]
         assert hosts().keys() == before
-        os.kill(template, signal.SIGKILL)
-        # Nobody outlives it, and others take their places, with another template.
+        os.kill(forkserver, signal.SIGKILL)
+        # Nobody outlives it, and others take their places, with another forkserver.
         eventually(lambda: not hosts().keys() & before and len(hosts()) == 4)
         for _ in range(8):
             assert infer(triton, "double", 1) == [2]
-        (after,) = templates()
-        assert after != template
-        assert f"template of the hosts of Python models (pid {template}) was killed by signal 9" in caplog.text
+        (after,) = forkservers()
+        assert after != forkserver
+        assert f"forkserver of the hosts of Python models (pid {forkserver}) was killed by signal 9" in caplog.text
 
 
 def test_a_stopped_host_does_not_keep_the_others(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_supervisor_that_is_killed_takes_all_along(tmp_path: Path) -> None:
     write(tmp_path, "double", MODEL, SEVERAL)
     with command(tmp_path) as (process, url):
         assert infer_at(url, "double", 1) == [2]
-        (template,) = templates(process.pid)
-        left = [template, *hosts(process.pid)]
+        (forkserver,) = forkservers(process.pid)
+        left = [forkserver, *hosts(process.pid)]
         assert len(left) == 5
         process.kill()
         process.wait(PATIENCE_S)
@@ -292,7 +292,7 @@ SEEN = {
     "handlers": [str(each) for each in logging.getLogger().handlers],
     "level": logging.getLogger().level,
     "hook": sys.excepthook is sys.__excepthook__,
-    "program": __import__("__main__").__file__.rpartition("/")[2] in ("worker_main.py", "template_main.py"),
+    "program": __import__("__main__").__file__.rpartition("/")[2] in ("worker_main.py", "forkserver_main.py"),
     "packages": sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names),
     "ours": [name for name in sys.modules if name.startswith(("pytriton.triton", "pytriton.cli."))],
     "descriptors": sorted(
@@ -317,8 +317,8 @@ def test_the_only_host_of_a_command_is_forked_from_it(tmp_path: Path) -> None:
     for program, number in ((("-s", "-m", "pytriton"), 0), (("-m", "pytriton"), 1), ((script,), 1)):
         with command(tmp_path, program=program, pass_fds=[writing]) as (process, url):
             assert infer_at(url, "double", 1) == [2]
-            assert len(templates(process.pid)) == number
-            assert all(os.getsid(template) == template for template in templates(process.pid))
+            assert len(forkservers(process.pid)) == number
+            assert all(os.getsid(forkserver) == forkserver for forkserver in forkservers(process.pid))
             ((host, line),) = hosts(process.pid).items()
             assert line.endswith("host 0 of model 'double'" + ")" * number)
             own.append(own_kib(host))
@@ -331,21 +331,21 @@ def test_the_only_host_of_a_command_is_forked_from_it(tmp_path: Path) -> None:
     assert max(own[1:]) < own[0] / 2
 
 
-def test_an_early_template_outlives_its_hosts(tmp_path: Path) -> None:
+def test_an_early_forkserver_outlives_its_hosts(tmp_path: Path) -> None:
     write(tmp_path, "double", MODEL)
     write(tmp_path, "triple", MODEL.replace("float32(2)", "float32(3)"), SEVERAL)
     with command(tmp_path, "--load-model=double") as (process, url):
-        (template,) = templates(process.pid)
-        assert len(processes("worker_main", template)) == 1
+        (forkserver,) = forkservers(process.pid)
+        assert len(processes("worker_main", forkserver)) == 1
         assert ask_at(url, "unload", "double") == 200
         eventually(lambda: not hosts(process.pid))
         for name in ("double", "triple"):
             assert ask_at(url, "load", name) == 200
-        assert len(processes("worker_main", template)) == 5
-        assert list(templates(process.pid)) == [template]
+        assert len(processes("worker_main", forkserver)) == 5
+        assert list(forkservers(process.pid)) == [forkserver]
         # Then all is as in a program.
-        os.kill(template, signal.SIGKILL)
-        eventually(lambda: len(hosts(process.pid)) == 5 and template not in templates(process.pid))
+        os.kill(forkserver, signal.SIGKILL)
+        eventually(lambda: len(hosts(process.pid)) == 5 and forkserver not in forkservers(process.pid))
         assert infer_at(url, "double", 1) == [2]
         assert infer_at(url, "triple", 1) == [3]
     assert process.returncode == 0
@@ -356,8 +356,8 @@ def test_a_program_with_threads_forks_none() -> None:
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        with early_template():
-            assert not templates()
+        with early_forkserver():
+            assert not forkservers()
     finally:
         done.set()
         thread.join()
@@ -373,7 +373,7 @@ def test_a_command_that_needs_no_hosts_forks_none(tmp_path: Path, who: str) -> N
         write(tmp_path, "double", MODEL)
     with command(tmp_path, f"--python-models={who}", "--load-model=double") as (process, url):
         assert infer_at(url, "double", 1) == [2]
-        assert not templates(process.pid)
+        assert not forkservers(process.pid)
         assert len(hosts(process.pid)) == (who == "workers")
 
 
@@ -388,7 +388,7 @@ def test_a_stop_lets_all_finalize(tmp_path: Path) -> None:
     assert (tmp_path / "slow" / "1" / "finalized").read_text() == "xxxx"
 
 
-def test_an_environment_that_no_template_can_be_had_for(tmp_path: Path) -> None:
+def test_an_environment_that_no_forkserver_can_be_had_for(tmp_path: Path) -> None:
     """What is wrong with it is told as for a host that is alone."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
     parameters = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{tmp_path}/env" }} }}\n'
@@ -398,4 +398,4 @@ def test_an_environment_that_no_template_can_be_had_for(tmp_path: Path) -> None:
         assert status == 400
         assert "ModuleNotFoundError: No module named 'numpy'" in answer["error"]
         assert call(triton.http_url, "GET", "/v2/health/live")[0] == 200
-        eventually(lambda: not hosts() and not templates())
+        eventually(lambda: not hosts() and not forkservers())

@@ -1,12 +1,12 @@
-"""`python -m pytriton.proxy_backend.template_main CONTROL ROOM`: a process whose forks are hosts of Python models.
+"""`python -m pytriton.proxy_backend.forkserver_main CONTROL ROOM`: a process whose forks are hosts of Python models.
 
 It has imported what each of them needs, which they share with it and with each other, and runs nothing of anybody's. It
 has one thread, which forks whenever the process at the other end of CONTROL, a descriptor that it has inherited, asks,
-see `process.template`. ROOM is there to be written over: a process can say of itself what it is in the place that its
+see `process.forkserver`. ROOM is there to be written over: a process can say of itself what it is in the place that its
 command line has.
 
-A command that serves Python models forks such a process from itself, with `early_template`, which shares the memory of
-Python, numpy and all else with it.
+A command that serves Python models forks such a process from itself with `early_forkserver`: the fork shares the memory
+of Python, numpy and all other modules with the command.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import IO
 
 from . import worker_main
-from .process.template import DESCRIPTORS, MAX_MESSAGE, Reply, Template
+from .process.forkserver import DESCRIPTORS, MAX_MESSAGE, Forkserver, Reply
 from .system.parents import end_with_parent, give_back_memory, unblock_signals
 from .wire.accelerator import accelerator
 
 logger = logging.getLogger(__name__)
 
-_NAME = "pytriton.proxy_backend.template_main"
+_NAME = "pytriton.proxy_backend.forkserver_main"
 # Where `/proc/self/stat` has the place of the command line and of the environment, counted from behind the name.
 _PLACES = slice(45, 49)
 
@@ -45,38 +45,38 @@ def main(arguments: list[str]) -> int:
     control = socket.socket(fileno=int(arguments[0]))
     end_with_parent(control)
     room = _Room()
-    _begin_template(room)
+    _begin_forkserver(room)
     _prepare()
     control.send(bytes([Reply.READY]))
-    return _Template(control, room).run()
+    return _Forkserver(control, room).run()
 
 
 @contextlib.contextmanager
-def early_template() -> Iterator[None]:
-    """Have hosts, of models that name no environment, forked from a template that is forked from this very process.
+def early_forkserver() -> Iterator[None]:
+    """Have hosts, of models that name no environment, forked from a forkserver that is forked from this very process.
 
     It is forked before the block and ends after it. This is for a command that has not opened, imported or started much
     yet: what there is in this process is there in every host, and what it changes later takes memory twice. Where no
-    template can be had, hosts are started as those of a program are.
+    forkserver can be had, hosts are started as those of a program are.
     """
-    # Not at the top: a template that is started anew has no use for them.
-    from .hosting.templates import OWN_LAUNCH, keep_early, let_go_early
+    # Not at the top: a forkserver that is started anew has no use for them.
+    from .hosting.forkservers import OWN_LAUNCH, keep_early, let_go_early
 
     try:
         _check_can_be_forked()
         _prepare()
-        template = Template(OWN_LAUNCH)
-        template.start_forked(functools.partial(_be_forked, os.getpid(), template.variables))
+        forkserver = Forkserver(OWN_LAUNCH)
+        forkserver.start_forked(functools.partial(_be_forked, os.getpid(), forkserver.variables))
     except OSError as error:
         logger.debug("Hosts are started as those of a program are: %s", error)
         yield
         return
-    keep_early(OWN_LAUNCH, template)
+    keep_early(OWN_LAUNCH, forkserver)
     try:
         yield
     finally:
-        let_go_early(template)
-        template.close()
+        let_go_early(forkserver)
+        forkserver.close()
 
 
 def _check_can_be_forked() -> None:
@@ -110,9 +110,9 @@ def _be_forked(parent: int, variables: Mapping[str, str], control: socket.socket
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
     room = _Room(with_environment=True)
-    _begin_template(room)
+    _begin_forkserver(room)
     control.send(bytes([Reply.READY]))
-    return _Template(control, room).run()
+    return _Forkserver(control, room).run()
 
 
 def _take_streams(messages: IO[bytes]) -> None:
@@ -139,11 +139,11 @@ def _take_streams(messages: IO[bytes]) -> None:
                 os.close(descriptor)
 
 
-def _begin_template(room: _Room) -> None:
+def _begin_forkserver(room: _Room) -> None:
     # Who wants all processes of a service to end tells its parent, which ends it when the hosts are gone.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    room.say(_NAME, "template of hosts")
+    room.say(_NAME, "forkserver of hosts")
 
 
 def _prepare() -> None:
@@ -205,7 +205,7 @@ class _Fork:
         self.life.close()
 
 
-class _Template:
+class _Forkserver:
     """This process."""
 
     def __init__(self, control: socket.socket, room: _Room) -> None:
@@ -257,10 +257,10 @@ class _Template:
             self._watch(pid, life)
         return None
 
-    def _begin(self, template: int, label: str, output: int, life: socket.socket) -> None:
+    def _begin(self, forkserver: int, label: str, output: int, life: socket.socket) -> None:
         """Be a process as any other that was started anew."""
         os.setsid()
-        end_with_parent(life, template)
+        end_with_parent(life, forkserver)
         unblock_signals()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,6 @@
 """Processes that are forked from one which has imported what they need, as the process sees it that asks for them.
 
-The template is asked over a socket of packets: a packet holds a label and, as descriptors, one end of a pair of
+The forkserver is asked over a socket of packets: a packet holds a label and, as descriptors, one end of a pair of
 sockets, the *life* of the process, then the channel and the job of a worker, and where its output goes. Over its life
 come packets of one byte, a `Reply`, and a number in decimal: `BEGUN` with the process id, or `FAILED` with the number
 of an error; then `ENDED` with the exit code, negative for a signal. The process stays a zombie until the other end of
@@ -30,7 +30,7 @@ from ..system.processes import describe_exit, quote_lines
 from ..system.threads import call_safely
 from .child import Launch
 
-__all__ = ["DESCRIPTORS", "MAX_MESSAGE", "ForkedProcess", "Reply", "Template", "TemplateLostError"]
+__all__ = ["DESCRIPTORS", "MAX_MESSAGE", "ForkedProcess", "Forkserver", "ForkserverLostError", "Reply"]
 
 MAX_MESSAGE = 4096
 """How long a packet may be."""
@@ -40,7 +40,7 @@ DESCRIPTORS = 4
 
 logger = logging.getLogger(__name__)
 
-_MAIN = "pytriton.proxy_backend.template_main"
+_MAIN = "pytriton.proxy_backend.forkserver_main"
 # Room for what a process says of itself.
 _ROOM = "-" * 160
 _MAX_LABEL = 1000
@@ -52,7 +52,7 @@ _LAST_BREATH_S = 5.0
 
 
 class Reply(enum.IntEnum):
-    """What a template says."""
+    """What a forkserver says."""
 
     READY = 1
     BEGUN = 2
@@ -60,11 +60,11 @@ class Reply(enum.IntEnum):
     ENDED = 4
 
 
-class TemplateLostError(OSError):
-    """A template says nothing, as one that has ended."""
+class ForkserverLostError(OSError):
+    """A forkserver says nothing, as one that has ended."""
 
 
-class Template:
+class Forkserver:
     """A process that hosts are forked from, one of its own for each way to start them.
 
     Args:
@@ -85,7 +85,7 @@ class Template:
         self._has_begun = threading.Event()
         self._is_closing = False
         # The system ends the process with the thread that has started it, so that is one of its own.
-        self._thread = threading.Thread(target=self._run, name="pytriton-template", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pytriton-forkserver", daemon=True)
 
     def start(self) -> None:
         """Start it, and wait until it can be asked.
@@ -126,7 +126,7 @@ class Template:
                 sys.exit(code)
             self._process = _Forked(pid)
             self._thread = threading.Thread(
-                target=self._watch, args=(self._process, messages), name="pytriton-template", daemon=True
+                target=self._watch, args=(self._process, messages), name="pytriton-forkserver", daemon=True
             )
             self._thread.start()
             opened.pop_all()
@@ -139,10 +139,10 @@ class Template:
             said = self._control.recv(MAX_MESSAGE)
         except TimeoutError:
             self.close()
-            raise OSError(f"the template of hosts was not ready within {_START_TIMEOUT_S:g} s") from None
+            raise OSError(f"the forkserver of hosts was not ready within {_START_TIMEOUT_S:g} s") from None
         if not said:
             self.close()
-            raise OSError("the template of hosts has ended before it was ready")
+            raise OSError("the forkserver of hosts has ended before it was ready")
 
     def fork(self, channel: int, job: int, label: str) -> ForkedProcess:
         """Have it fork a process.
@@ -153,7 +153,7 @@ class Template:
             label: What it is.
 
         Raises:
-            TemplateLostError: It says nothing, as one that has ended.
+            ForkserverLostError: It says nothing, as one that has ended.
             OSError: It cannot.
         """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -171,7 +171,7 @@ class Template:
                 # The last number is that of a socket which another one has closed that has seen the end.
                 if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                     raise
-                raise TemplateLostError("the template of hosts has ended") from None
+                raise ForkserverLostError("the forkserver of hosts has ended") from None
             ours.pop_all()
         forked.begin()
         return forked
@@ -209,7 +209,7 @@ class Template:
         except Exception as error:
             if self._has_begun.is_set():
                 # It ends with its forks, as one that is killed, and whoever needs one starts another.
-                call_safely(logger.exception, "The template of the hosts of Python models cannot be looked after")
+                call_safely(logger.exception, "The forkserver of the hosts of Python models cannot be looked after")
                 if self._process is not None:
                     self._process.kill()
                 return
@@ -225,7 +225,7 @@ class Template:
             said = messages.read().decode(errors="replace").splitlines()
         if not self._is_closing:
             logger.warning(
-                "The template of the hosts of Python models (pid %d) %s, and its forks with it.%s",
+                "The forkserver of the hosts of Python models (pid %d) %s, and its forks with it.%s",
                 process.pid,
                 describe_exit(code),
                 quote_lines(said),
@@ -254,14 +254,14 @@ class _Forked:
 
 
 def _open_messages() -> IO[bytes]:
-    return open(make_memory_file("pytriton-template"), "r+b")
+    return open(make_memory_file("pytriton-forkserver"), "r+b")
 
 
 class ForkedProcess:
-    """A process that a template has forked. Used as a `subprocess.Popen` is.
+    """A process that a forkserver has forked. Used as a `subprocess.Popen` is.
 
     Args:
-        life: Where its template tells of it.
+        life: Where its forkserver tells of it.
         stdout: What it writes.
     """
 
@@ -276,7 +276,7 @@ class ForkedProcess:
         """Wait until there is a process.
 
         Raises:
-            TemplateLostError: There is none, and no template either that could say why.
+            ForkserverLostError: There is none, and no forkserver either that could say why.
             OSError: There is none.
         """
         self._life.settimeout(_FORK_TIMEOUT_S)
@@ -284,14 +284,14 @@ class ForkedProcess:
             kind, number = self._receive()
         except TimeoutError:
             self.close()
-            raise OSError(f"the template of hosts has not forked within {_FORK_TIMEOUT_S:g} s") from None
+            raise OSError(f"the forkserver of hosts has not forked within {_FORK_TIMEOUT_S:g} s") from None
         if kind != Reply.BEGUN:
             self.close()
             if kind == Reply.FAILED:
                 raise OSError(number, os.strerror(number))
             if kind == Reply.ENDED:
-                raise OSError(f"the process that the template of hosts has forked {describe_exit(number)} at once")
-            raise TemplateLostError("the template of hosts has not forked")
+                raise OSError(f"the process that the forkserver of hosts has forked {describe_exit(number)} at once")
+            raise ForkserverLostError("the forkserver of hosts has not forked")
         self.pid = number
 
     def has_ended(self) -> bool:
@@ -308,7 +308,7 @@ class ForkedProcess:
                 kind, number = self._receive()
             except TimeoutError:
                 kind, number = 0, 0
-            # Without a template, there is nobody to tell it; what ends with that does so by this signal.
+            # Without a forkserver, there is nobody to tell it; what ends with that does so by this signal.
             self.returncode = number if kind == Reply.ENDED else -signal.SIGKILL
             self._life.close()
         return self.returncode
