@@ -86,7 +86,7 @@ def test_a_model_of_a_thread(triton: Triton) -> None:
     # The server as a whole is not ready, its other model is.
     assert said(triton, "other") == READY._replace(ready=False)
     assert triton._life.session is not None
-    model.start_workers(triton._life.session.host.endpoints, print)
+    model.start_workers(triton._life.session.deployment.endpoints, print)
     eventually(lambda: said(triton, "m") == READY)
 
 

@@ -242,7 +242,7 @@ def test_a_request_counts_wherever_it_is() -> None:
     with running(triton), ThreadPoolExecutor(2) as threads:
         session = triton._life.session
         assert session is not None
-        endpoint = session.host.models[0].endpoint(session.host.endpoints)
+        endpoint = session.deployment.models[0].endpoint(session.deployment.endpoints)
         assert ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=0, taken=0)
         first = threads.submit(infer, triton.http_url, "m", 1.0)
         assert begun.wait(PATIENCE_S)
@@ -252,7 +252,7 @@ def test_a_request_counts_wherever_it_is() -> None:
         assert ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=0, taken=1)
 
         # With no worker there, and with one of another process, which is stopped.
-        session.host.models[0].stop_workers(PATIENCE_S)
+        session.deployment.models[0].stop_workers(PATIENCE_S)
         second = threads.submit(infer, triton.http_url, "m", 2.0)
         eventually(lambda: ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=1, taken=2))
         with subprocess.Popen(
@@ -277,7 +277,7 @@ def test_a_server_that_does_not_answer_is_not_quiet() -> None:
     with running(triton):
         session = triton._life.session
         assert session is not None
-        endpoint = session.host.models[0].endpoint(session.host.endpoints)
+        endpoint = session.deployment.models[0].endpoint(session.deployment.endpoints)
         looks = OrphanedRequests()
         eventually(lambda: looks.poll({endpoint: 0.0}))
         # A request between two looks, or more time than looks are apart, and it begins anew.

@@ -393,7 +393,7 @@ def test_streams_that_are_left_at_their_end_do_not_keep_their_model(
     asyncio.run(leave_async())
     triton.unbind("ends")
     # It says so when requests are left that it has to cut off.
-    assert not [record for record in caplog.records if record.name == "pytriton.server.lifecycle.hosting"]
+    assert not [record for record in caplog.records if record.name == "pytriton.server.lifecycle.deployment"]
 
 
 def some(requests: list[Request]) -> Iterator[list[Any]]:

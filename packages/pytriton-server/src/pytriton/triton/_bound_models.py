@@ -92,7 +92,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         if session is not None:
             try:
                 session.claim(model)
-                session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=stop_wanted)
+                session.deployment.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=stop_wanted)
             except StartCancelled:
                 raise _stopped_meanwhile(model) from None
         self.put(model)
@@ -153,7 +153,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         self.check_same_config(new)
         try:
             if session is not None:
-                session.host.replace(
+                session.deployment.replace(
                     old,
                     new,
                     timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
@@ -163,7 +163,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         except StartCancelled:
             raise _stopped_meanwhile(new) from None
         finally:
-            if session is None or new in session.host.models:
+            if session is None or new in session.deployment.models:
                 self.put(new)
         logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
 
@@ -185,14 +185,14 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         """
         try:
             if session is not None:
-                session.host.unload(
+                session.deployment.unload(
                     list(models),
                     timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
                     drain_timeout_s=drain_timeout_s,
                     stop_wanted=stop_wanted,
                 )
         finally:
-            self.remove([model for model in models if session is None or model not in session.host.models])
+            self.remove([model for model in models if session is None or model not in session.deployment.models])
         for model in models:
             logger.info("Model %s (version %d) is not served any more.", model.name, model.version)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from pytriton.server.control.http import Control, ControlError
-from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.orphans import DEAD_STUBS, ORPHANED, DeadStubs, OrphanedRequests
 from pytriton.server.tritonserver.ports import ReservedPorts, tcp_sockets
 from pytriton.server.tritonserver.process import ServerProcess
@@ -91,7 +91,7 @@ class DrainResult(enum.Enum):
 def drain_requests(
     process: ServerProcess,
     control: Control,
-    host: ModelHost,
+    deployment: Deployment,
     ports: ReservedPorts,
     *,
     deadline: float,
@@ -106,7 +106,7 @@ def drain_requests(
     Args:
         process: The server.
         control: How it is asked.
-        host: Its models.
+        deployment: Its models.
         ports: Where it listens.
         deadline: Until when requests may take, on the clock of `time.monotonic`.
         hurried: Asked again and again; True ends the wait.
@@ -118,14 +118,14 @@ def drain_requests(
     orphaned = OrphanedRequests()
     try:
         ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
-        of_stubs = ready.difference(model.name for model in host.models) if supervisor is None else ()
+        of_stubs = ready.difference(model.name for model in deployment.models) if supervisor is None else ()
         stubs = DeadStubs(process.pid, control, of_stubs)
         for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
         while process.is_running and not hurried():
             # What is not in the repository any more is not in the index either.
             pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(
-                host.unloading()
+                deployment.unloading()
             )
             if not pending:
                 # The server counts connections when it gets its signal and sleeps for a second if there are any, so it
@@ -134,7 +134,7 @@ def drain_requests(
                 break
             names = ", ".join(map(repr, sorted(pending)))
             # A caller that reads a stream slowly lets the server keep answers, of which only the server knows.
-            if not has_connections(grpc) and not has_unsent(fronts) and host.has_only_orphaned(orphaned):
+            if not has_connections(grpc) and not has_unsent(fronts) and deployment.has_only_orphaned(orphaned):
                 logger.warning(ORPHANED, names)
                 return DrainResult.CUT
             if stubs.poll(pending):
@@ -144,7 +144,7 @@ def drain_requests(
                 if was_cut:
                     return DrainResult.CUT
                 logger.warning("Requests of %s are still being served: they are cut off now.", names)
-                host.cut_workers()
+                deployment.cut_workers()
                 if supervisor is not None:
                     supervisor.cut()
                 was_cut = True

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 from pytriton.proxy_backend.hosting.supervisor import FINALIZE_TIMEOUT_S
+from pytriton.server.lifecycle.deployment import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, Deployment
 from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, DrainResult, drain_requests, linger
 from pytriton.server.lifecycle.figures import Figures
 from pytriton.server.lifecycle.files import ServerFiles
-from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.lifecycle.readiness import Readiness
 from pytriton.server.lifecycle.running import RunningServer
 from pytriton.server.settings.config import TritonConfig
@@ -35,7 +35,7 @@ class Ending:
 
     Args:
         server: The server.
-        host: Its models.
+        deployment: Its models.
         files: What is in its workspace.
         readiness: What it says of itself.
         figures: Its page of metrics.
@@ -45,7 +45,7 @@ class Ending:
     def __init__(
         self,
         server: RunningServer,
-        host: ModelHost,
+        deployment: Deployment,
         files: ServerFiles,
         readiness: Readiness,
         figures: Figures,
@@ -53,7 +53,7 @@ class Ending:
         hurried: Callable[[], bool],
     ) -> None:
         self._server = server
-        self._host = host
+        self._deployment = deployment
         self._files = files
         self._readiness = readiness
         self._figures = figures
@@ -90,7 +90,7 @@ class Ending:
             self._patience_s = self._left_s() + EXIT_MARGIN_S
             return
         result = drain_requests(
-            process, self._server.control, self._host, ports,
+            process, self._server.control, self._deployment, ports,
             deadline=self._deadline, hurried=self._hurried, supervisor=self._files.supervisor,
         )  # fmt: skip
         if result is DrainResult.CUT:
@@ -111,7 +111,7 @@ class Ending:
             # With the server gone, what a callable still computes is for nobody.
             is_in_hurry = not has_served or not self._patience_s or self._hurried()
             try:
-                self._host.stop_workers(HURRIED_DEADLINE_S if is_in_hurry else WORKER_DEADLINE_S)
+                self._deployment.stop_workers(HURRIED_DEADLINE_S if is_in_hurry else WORKER_DEADLINE_S)
             finally:
                 self._let_go(HURRIED_DEADLINE_S if is_in_hurry else FINALIZE_TIMEOUT_S)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pytriton.proxy_backend.system.processes import resident_bytes
+from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.files import ServerFiles
-from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.lifecycle.running import RunningServer
 from pytriton.server.models.service import WorkerService
 from pytriton.server.observe.metrics_totals import HostedModel, hosted_models
@@ -25,7 +25,7 @@ class Figures:
 
     Args:
         server: The server.
-        host: Its models.
+        deployment: Its models.
         files: What is in its workspace.
         guard_states: Gives which protections of the guard are in force.
     """
@@ -33,12 +33,12 @@ class Figures:
     def __init__(
         self,
         server: RunningServer,
-        host: ModelHost,
+        deployment: Deployment,
         files: ServerFiles,
         guard_states: Callable[[], Mapping[str, bool]],
     ) -> None:
         self._server = server
-        self._host = host
+        self._deployment = deployment
         self._files = files
         self._guard_states = guard_states
         self._page: MetricsPage | None = None
@@ -85,4 +85,4 @@ class Figures:
 
     def _models(self) -> list[WorkerService | HostedModel]:
         supervisor = self._files.supervisor
-        return [*self._host.models, *([] if supervisor is None else hosted_models(supervisor.serving()))]
+        return [*self._deployment.models, *([] if supervisor is None else hosted_models(supervisor.serving()))]

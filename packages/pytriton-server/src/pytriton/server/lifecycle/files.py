@@ -13,7 +13,7 @@ from pytriton.proxy_backend.errors import HostingError
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
 from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
-from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.service import WorkerService
 from pytriton.server.settings.config import WORKERS, TritonConfig
@@ -35,7 +35,7 @@ class ServerFiles:
 
     Args:
         workspace: Its folder.
-        host: The models on the server.
+        deployment: The models on the server.
         linked: Folders of models that are served as they are.
         control: Gives the calls to the running server.
         log_tail: Gives the last lines of its log.
@@ -44,7 +44,7 @@ class ServerFiles:
     def __init__(
         self,
         workspace: Workspace,
-        host: ModelHost,
+        deployment: Deployment,
         linked: Iterable[Path],
         *,
         control: Callable[[], Control],
@@ -52,7 +52,7 @@ class ServerFiles:
     ) -> None:
         self._workspace = workspace
         self._repository = ModelRepository(workspace.model_store_path)
-        self._host = host
+        self._deployment = deployment
         self.linked = {folder.name: folder for folder in linked}
         """The folders of models that are served as they are, by name."""
         self.supervisor: HostSupervisor | None = None
@@ -113,8 +113,8 @@ class ServerFiles:
 
     def write_models(self) -> None:
         """Write the files of all models that are bound."""
-        for name in {model.name for model in self._host.models}:
-            self._repository.write(name, *self._of([model for model in self._host.models if model.name == name]))
+        for name in {model.name for model in self._deployment.models}:
+            self._repository.write(name, *self._of([model for model in self._deployment.models if model.name == name]))
 
     @contextlib.contextmanager
     def changed(self, name: str, models: Sequence[WorkerService]) -> Iterator[None]:
@@ -124,8 +124,8 @@ class ServerFiles:
 
     def resize_cache(self, cache_bytes: int) -> None:
         """Have the next server that loads the models keep so many bytes of answers."""
-        if cache_bytes != self._host.cache_bytes:
-            self._host.cache_bytes = cache_bytes
+        if cache_bytes != self._deployment.cache_bytes:
+            self._deployment.cache_bytes = cache_bytes
             self.write_models()
 
     def look(self) -> None:
@@ -143,7 +143,7 @@ class ServerFiles:
         try:
             self.restore()
             control = self._control()
-            for name in dict.fromkeys(model.name for model in self._host.models):
+            for name in dict.fromkeys(model.name for model in self._deployment.models):
                 control.load(name, CALL_TIMEOUT_S)
             for name in sorted({each.model_name for each in self.supervisor.serving()} if self.supervisor else ()):
                 # Triton loads nothing again whose files are no newer.
@@ -186,8 +186,8 @@ class ServerFiles:
         for folder in self.linked.values():
             self._link(folder)
         self.write_models()
-        for model in self._host.models:
-            model.describe(self._host.endpoints)
+        for model in self._deployment.models:
+            model.describe(self._deployment.endpoints)
 
     def load_folder(self, folder: Path, timeout_s: float) -> None:
         """Have the running server load a model from a folder of the user's, and wait until it has.
@@ -247,10 +247,10 @@ class ServerFiles:
             TritonModelLoadError: It has not.
         """
         states = {(state.name, state.version): state for state in self._control().index()}
-        for model in self._host.models:
+        for model in self._deployment.models:
             state = states.get((model.name, model.version))
             if state is None or state.state != "READY":
-                raise self._host.load_error(
+                raise self._deployment.load_error(
                     model, state.reason if state is not None else "it is not in the server's list of models"
                 )
         # The user's own folders first.
@@ -276,8 +276,12 @@ class ServerFiles:
     def _of(self, models: Sequence[WorkerService]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
         """Return the configuration of one name, and the files of its versions."""
         for definition in (model.definition for model in models):
-            definition.warn_without_cache(self._host.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])')
-        return models[0].definition.config_text if models else "", {m.version: self._host.side_files(m) for m in models}
+            definition.warn_without_cache(
+                self._deployment.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])'
+            )
+        return models[0].definition.config_text if models else "", {
+            m.version: self._deployment.side_files(m) for m in models
+        }
 
     def _link(self, folder: Path) -> Path:
         link = self._workspace.folders_path / folder.name

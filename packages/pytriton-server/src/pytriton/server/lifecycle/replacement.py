@@ -20,9 +20,9 @@ from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.proxy_backend.transport.calls import Calls
 from pytriton.server.control.http import Control
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
+from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import END_S, EXIT_MARGIN_S, drain_s
 from pytriton.server.lifecycle.files import ServerFiles
-from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.lifecycle.running import RunningServer
 from pytriton.server.lifecycle.startup import POLL_S, is_open
 from pytriton.server.models.workers import StartCancelled
@@ -225,7 +225,7 @@ class Replacement:
 
     Args:
         server: The running one.
-        host: Its models.
+        deployment: Its models.
         files: What is in its workspace.
         workspace: The workspace, where the new one gets a folder for its backends.
         config: The settings of the new one.
@@ -244,7 +244,7 @@ class Replacement:
     def __init__(
         self,
         server: RunningServer,
-        host: ModelHost,
+        deployment: Deployment,
         files: ServerFiles,
         workspace: Workspace,
         config: TritonConfig,
@@ -276,11 +276,11 @@ class Replacement:
         self._server, self._files, self._workspace = server, files, workspace
         self._config, self._old_config = config, server.config
         self._old, self._old_handover, self._old_folders = old, old.handover, folders
-        self._names = [model.name for model in host.models]
+        self._names = [model.name for model in deployment.models]
         self._fronts = [each for each in (ports.http, ports.grpc) if each is not None]
         self.started: ServerProcess | None = None
         """The process of the new one; None before `start`."""
-        self._sockets = _ParkedSockets(host.endpoints)
+        self._sockets = _ParkedSockets(deployment.endpoints)
 
     @property
     def process(self) -> ServerProcess:

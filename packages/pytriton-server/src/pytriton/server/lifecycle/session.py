@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from pytriton.server.errors import TritonServerError, TritonServerStartError
+from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import DRAIN_DEADLINE_S, EXIT_MARGIN_S, Ending
 from pytriton.server.lifecycle.figures import Figures
 from pytriton.server.lifecycle.files import ServerFiles
-from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.lifecycle.readiness import Readiness
 from pytriton.server.lifecycle.replacement import Replacement
@@ -50,7 +50,7 @@ class Session(Protocol):
         """Whether the server is up."""
 
     @property
-    def host(self) -> ModelHost:
+    def deployment(self) -> Deployment:
         """The models on the server."""
 
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
@@ -109,7 +109,7 @@ class ServerSession:
     ) -> None:
         self._server = RunningServer(config, security, guard=guard, outcomes=outcomes, on_exit=on_exit)
         self._workspace = workspace
-        self._host = ModelHost(
+        self._deployment = Deployment(
             self,
             workspace.endpoints_path,
             is_running=lambda: self.is_running,
@@ -119,14 +119,14 @@ class ServerSession:
         )
         self.files = ServerFiles(
             workspace,
-            self._host,
+            self._deployment,
             folders,
             control=lambda: self._server.control,
             log_tail=lambda: self._server.log_tail,
         )
         """What is in the workspace."""
-        self.readiness = Readiness(workspace, lambda: self._host.lasting, self.files.look)
-        self._figures = Figures(self._server, self._host, self.files, lambda: self.guard_states)
+        self.readiness = Readiness(workspace, lambda: self._deployment.lasting, self.files.look)
+        self._figures = Figures(self._server, self._deployment, self.files, lambda: self.guard_states)
         self._guard_test: GuardTest | None = None
         self._watchdog = (
             None if unresponsive_timeout_s is None else Watchdog(self._server.watched, unresponsive_timeout_s)
@@ -143,9 +143,9 @@ class ServerSession:
         return self._server
 
     @property
-    def host(self) -> ModelHost:
+    def deployment(self) -> Deployment:
         """The models on the server."""
-        return self._host
+        return self._deployment
 
     @property
     def guard_states(self) -> dict[str, bool]:
@@ -171,11 +171,11 @@ class ServerSession:
         folders, variables = self.files.create(binary, config.python_models)
         for model in models:
             # At once: attaching is done by the time that the server answers.
-            self._host.prepare(model)
+            self._deployment.prepare(model)
         self.files.write_models()
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
-        for model in self._host.models:
-            self._host.wait_warm(model, cancelled)
+        for model in self._deployment.models:
+            self._deployment.wait_warm(model, cancelled)
         self._server.environment = export_environment(binary.environment(os.environ)) | variables
         try:
             self._start_first(folders, timeout_s, cancelled)
@@ -205,7 +205,7 @@ class ServerSession:
         self, folders: ServerFolders, ports: ReservedPorts, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
         try:
-            names = {model.name for model in self._host.models} | self.files.linked.keys()
+            names = {model.name for model in self._deployment.models} | self.files.linked.keys()
             self._server.start(folders, ports, names, cancelled)
             self._figures.prepare()
             self._server.wait_until_up(timeout_s, cancelled)
@@ -218,13 +218,13 @@ class ServerSession:
         server = self._server
         try:
             self.files.check_loaded(server.config)
-            for model in self._host.models:
+            for model in self._deployment.models:
                 self._wait_attached(model, timeout_s, cancelled)
         except TritonServerError as error:
             raise server.explained(error) from error
         self._guard_test = server.make_guard_test()
         if self._guard_test is not None:
-            plain = {model.name: not model.decoupled for model in self._host.models}
+            plain = {model.name: not model.decoupled for model in self._deployment.models}
             self._guard_test.run({**dict.fromkeys(self.files.linked, False), **plain})
         # From here on `on_exit` reports the end; what happened before that has to be reported here.
         server.is_up = True
@@ -243,7 +243,7 @@ class ServerSession:
             if ended is not None:
                 raise ended
             time.sleep(POLL_S)
-        self._host.wait_attached(model, max(0.0, left))
+        self._deployment.wait_attached(model, max(0.0, left))
 
     def restart(self, *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Start a server that has died once more: with the same models, on the same ports, for the same workers.
@@ -267,7 +267,7 @@ class ServerSession:
             self.files.restore()
         self._server.stop(EXIT_MARGIN_S, cancelled)
         # Left by the server that died. That one of them is there means that its model is.
-        for socket in self._host.endpoints.glob("*.sock"):
+        for socket in self._deployment.endpoints.glob("*.sock"):
             socket.unlink(missing_ok=True)
         ports.reserve_again()
         self._start_process(folders, ports, timeout_s, cancelled)
@@ -292,7 +292,7 @@ class ServerSession:
             StartCancelled: `cancelled` said so.
             TritonServerError: The new one did not get ready.
         """
-        replacement = Replacement(self._server, self._host, self.files, self._workspace, config, server_dir)
+        replacement = Replacement(self._server, self._deployment, self.files, self._workspace, config, server_dir)
         self.readiness.stop()
         with self._server.being_replaced():
             try:
@@ -338,7 +338,7 @@ class ServerSession:
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """End the server after the requests that it has got, within `exit_timeout_secs`; see `Session.close`."""
-        ending = Ending(self._server, self._host, self.files, self.readiness, self._figures, hurried=hurried)
+        ending = Ending(self._server, self._deployment, self.files, self.readiness, self._figures, hurried=hurried)
         if self._watchdog is not None:
             self._watchdog.stop()
         try:

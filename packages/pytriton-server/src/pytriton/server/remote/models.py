@@ -11,7 +11,7 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import LIBRARY_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, ModelUpload
-from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.models.service import WorkerService
 from pytriton.server.remote.sharing import (
@@ -46,14 +46,16 @@ class RemoteModels:
     Args:
         control: How the server is asked.
         url: Its address, for errors.
-        host: Gives the models of this process.
+        deployment: Gives the models of this process.
         replace_models: Whether models of the same names that others have put there may be replaced.
     """
 
-    def __init__(self, control: Control, url: str, host: Callable[[], ModelHost], *, replace_models: bool) -> None:
+    def __init__(
+        self, control: Control, url: str, deployment: Callable[[], Deployment], *, replace_models: bool
+    ) -> None:
         self._control = control
         self._url = url
-        self._get_host = host
+        self._get_deployment = deployment
         self._replace_models = replace_models
         # Of the names that may be loaded and unloaded: an identifier of our configuration, and a number that grows when
         # Triton is to load all versions again.
@@ -67,8 +69,8 @@ class RemoteModels:
         self._replaced: set[str] = set()
 
     @property
-    def _host(self) -> ModelHost:
-        return self._get_host()
+    def _deployment(self) -> Deployment:
+        return self._get_deployment()
 
     def claim(self, model: WorkerService) -> None:
         """Make sure that a model may get its name, and find out whether another process has loaded the same already.
@@ -79,7 +81,7 @@ class RemoteModels:
         """
         name = model.name
         model.shared_endpoint = None
-        if any(other.name == name for other in self._host.models):
+        if any(other.name == name for other in self._deployment.models):
             self._refuse_shared(name)
             return
         there = self._find(model)
@@ -112,7 +114,7 @@ class RemoteModels:
         self._refuse_shared(name)
         origin, number = self._revisions[name]
         number = max([number, *(model.generation for model in models)])
-        folder = self._host.endpoints
+        folder = self._deployment.endpoints
         membership = self._memberships.get(name)
         if membership is None or membership.folder != folder:
             self._memberships[name] = Membership(folder, name)
@@ -139,7 +141,7 @@ class RemoteModels:
             PyTritonInvalidOperationError: Others serve the name as well, and would not fit any more.
             OSError: A file is in the way.
         """
-        models = [model for model in self._host.models if model.name == name]
+        models = [model for model in self._deployment.models if model.name == name]
         membership = self._memberships[name]
         with load_lock(membership.folder, name, _LEAVING_DEADLINE_S) as is_acquired:
             there = self._served(name) if is_acquired else None
@@ -148,7 +150,7 @@ class RemoteModels:
                     return True
                 if len(models) == 1 and there.digest == self._digest(models) and self._join(models[0], there):
                     # Both had the same idea, and the other one was later.
-                    self._host.move_workers(models[0], there.endpoint)
+                    self._deployment.move_workers(models[0], there.endpoint)
                     return True
                 return False
             if there is not None or not is_acquired:
@@ -269,7 +271,7 @@ class RemoteModels:
         return True
 
     def _endpoints_of(self, name: str) -> list[Path]:
-        return [model.endpoint(self._host.endpoints) for model in self._host.models if model.name == name]
+        return [model.endpoint(self._deployment.endpoints) for model in self._deployment.models if model.name == name]
 
     def _forget(self, name: str) -> None:
         self._revisions.pop(name, None)
@@ -293,7 +295,7 @@ class RemoteModels:
             )
 
     def _load(self, name: str, models: Sequence[WorkerService], revision: str, timeout_s: float) -> None:
-        endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
+        endpoint = models[0].endpoint(self._deployment.endpoints) if len(models) == 1 else None
         self._deployed[name] = ServedModel(endpoint, self._digest(models), name in self._replaced)
         try:
             self._control.load(name, timeout_s, self._upload(models, revision))
@@ -308,21 +310,23 @@ class RemoteModels:
         watch = self._servers.pop(model.name, None)
         if watch is not None:
             watch.close()
-        self._servers[model.name] = ServerProcessWatch(model.endpoint(self._host.endpoints))
+        self._servers[model.name] = ServerProcessWatch(model.endpoint(self._deployment.endpoints))
 
     def _digest(self, models: Sequence[WorkerService]) -> str:
-        return models_digest(models, self._host.cache_bytes)
+        return models_digest(models, self._deployment.cache_bytes)
 
     def _upload(self, models: Sequence[WorkerService], revision: str) -> ModelUpload:
         files = {LIBRARY_NAME: library_path().read_bytes()}
         for model in models:
-            model.definition.warn_without_cache(self._host.cache_bytes, "RemoteTriton(response_cache_bytes=<bytes>)")
-            for name, text in self._host.side_files(model):
+            model.definition.warn_without_cache(
+                self._deployment.cache_bytes, "RemoteTriton(response_cache_bytes=<bytes>)"
+            )
+            for name, text in self._deployment.side_files(model):
                 files[f"{model.version}/{name}"] = text.encode()
         # Triton looks at the configuration alone to see whether it has to load a version again.
         parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: self._digest(models)}
         if models[0].name in self._replaced:
             parameters[REPLACED_PARAMETER] = "true"
         if len(models) == 1:
-            parameters[ENDPOINT_PARAMETER] = str(models[0].endpoint(self._host.endpoints))
+            parameters[ENDPOINT_PARAMETER] = str(models[0].endpoint(self._deployment.endpoints))
         return ModelUpload(models[0].definition.config_json(parameters), files)

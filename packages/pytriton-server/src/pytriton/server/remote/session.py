@@ -16,7 +16,7 @@ from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import CALL_TIMEOUT_S, ControlError
 from pytriton.server.errors import TritonServerError, TritonServerExitedError
-from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
+from pytriton.server.lifecycle.deployment import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, Deployment
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
@@ -67,8 +67,10 @@ class RemoteSession:
         self._comeback_s = comeback_s
         self._workspace = workspace
         self._control = connect(url, access_token, tls)
-        self._models = RemoteModels(self._control, url.with_scheme, lambda: self._host, replace_models=replace_models)
-        self._host = ModelHost(
+        self._models = RemoteModels(
+            self._control, url.with_scheme, lambda: self._deployment, replace_models=replace_models
+        )
+        self._deployment = Deployment(
             self._models,
             workspace.endpoints_path,
             is_running=self._has_answered,
@@ -96,9 +98,9 @@ class RemoteSession:
         return self._unreachable_since is not None
 
     @property
-    def host(self) -> ModelHost:
+    def deployment(self) -> Deployment:
         """The models on the server."""
-        return self._host
+        return self._deployment
 
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Wait for the server and load `models`; see `Session.start`. Only the server has to answer in `timeout_s`.
@@ -122,7 +124,7 @@ class RemoteSession:
         self._complete_at = time.monotonic()
         for model in models:
             self._models.claim(model)
-            self._host.load(model, timeout_s=LOAD_DEADLINE_S, stop_wanted=cancelled)
+            self._deployment.load(model, timeout_s=LOAD_DEADLINE_S, stop_wanted=cancelled)
         self._has_started = True
 
     def claim(self, model: WorkerService) -> None:
@@ -137,9 +139,9 @@ class RemoteSession:
         if not self.is_running:
             return
         now = time.monotonic()
-        missing = [model for model in self._host.models if not model.is_attached]
+        missing = [model for model in self._deployment.models if not model.is_attached]
         if not missing and self._unreachable_since is None:
-            if not self._host.models and not self._control.is_listening():
+            if not self._deployment.models and not self._control.is_listening():
                 self._mark_unreachable(now)
             self._complete_at = now
             return
@@ -165,7 +167,7 @@ class RemoteSession:
 
     def give_up(self) -> None:
         """End the session where not everything is as it should be."""
-        models = self._host.models
+        models = self._deployment.models
         if self._failure is not None or (models and all(model.is_attached for model in models)):
             return
         if not self._control.is_listening():
@@ -201,12 +203,14 @@ class RemoteSession:
         """See `Session.close`. `linger_s` has no effect: the readiness of this server is not ours to change."""
         self.ended.set()
         try:
-            if self._is_up and self._host.models and self._control.is_listening():
-                self._host.unload_all(timeout_s=LOAD_DEADLINE_S, drain_timeout_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
+            if self._is_up and self._deployment.models and self._control.is_listening():
+                self._deployment.unload_all(
+                    timeout_s=LOAD_DEADLINE_S, drain_timeout_s=DRAIN_DEADLINE_S, stop_wanted=hurried
+                )
         finally:
             self._is_up = False
             try:
-                self._host.stop_workers(HURRIED_DEADLINE_S if hurried() else WORKER_DEADLINE_S)
+                self._deployment.stop_workers(HURRIED_DEADLINE_S if hurried() else WORKER_DEADLINE_S)
             finally:
                 self._models.forget_all()
                 self._control.close()

@@ -15,7 +15,7 @@ from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
 
-__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "ModelHost", "StopWanted"]
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "Deployment", "StopWanted"]
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
@@ -57,7 +57,7 @@ class Deployer(Protocol):
         """Tell whether the server has, or may have, models beside these."""
 
 
-class ModelHost:
+class Deployment:
     """The models of one running server. Not safe for several threads at once.
 
     Args:
