@@ -22,7 +22,7 @@ import tokenizers
 import openai
 from openai import OpenAI
 from pytriton.decorators import Shape, model
-from pytriton.openai.serving import UnfitModelError, endpoints_of
+from pytriton.openai.server import UnfitModelError, endpoints_of
 from pytriton.triton import Triton
 from support.language.endpoints import Served, error_of
 from support.serving import local_config, running

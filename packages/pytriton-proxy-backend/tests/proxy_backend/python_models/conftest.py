@@ -14,8 +14,8 @@ import pytest
 
 from pytriton.proxy_backend.python_models.execution import ModelService
 from pytriton.proxy_backend.python_models.host import PythonModel, model_spec
+from pytriton.proxy_backend.python_models.model_worker import ModelWorker
 from pytriton.proxy_backend.python_models.module import install
-from pytriton.proxy_backend.python_models.serving import ModelWorker
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.wire import dtypes
 from support.waiting import PATIENCE_S, eventually

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker
+from pytriton.proxy_backend.runtime.batch_loop import LazyLoop
 from pytriton.proxy_backend.runtime.service import Service
-from pytriton.proxy_backend.runtime.serving import LazyLoop
 from pytriton.proxy_backend.transport.connection import Connection
 from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.worker import accelerated

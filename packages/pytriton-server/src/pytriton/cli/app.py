@@ -280,7 +280,7 @@ def serve_repository(
     Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
     """
     from pytriton.cli.repository import serve_repository as serve_models
-    from pytriton.cli.serving import ServerOptions
+    from pytriton.cli.server_options import ServerOptions
 
     serve_models(
         ServerOptions(

@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from pytriton.cli.serving import ServerOptions
+from pytriton.cli.server_options import ServerOptions
 
 __all__ = ["serve_repository"]
 

@@ -17,7 +17,7 @@ import typer
 from pytriton.cli.config_file import ConfigFile, ConfigFileError, read_config
 from pytriton.cli.reloading import Reloader, ReloadError
 from pytriton.cli.replacing import replacing
-from pytriton.cli.serving import ServerOptions
+from pytriton.cli.server_options import ServerOptions
 from pytriton.cli.targets import UserCodeError, load_served, user_code_error
 from pytriton.decorators import get_model_signature
 from pytriton.exceptions import PyTritonError

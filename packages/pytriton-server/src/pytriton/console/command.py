@@ -63,7 +63,7 @@ def console_command(
     What is shown is asked of the server while somebody looks. Needs the extra console.
     """
     try:
-        from pytriton.console.serving import ConsoleOptions, serve_console
+        from pytriton.console.server import ConsoleOptions, serve_console
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise

@@ -73,7 +73,7 @@ def openai_command(
     from pytriton.client.exceptions import PyTritonClientError
     from pytriton.client.management import TlsSettings
     from pytriton.openai import application
-    from pytriton.openai.serving import run
+    from pytriton.openai.server import run
 
     try:
         key = _read_key(api_key_file)
@@ -243,7 +243,7 @@ def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterato
     Raises:
         EndpointError: A chat template cannot be used, or an alias is of no model.
     """
-    from pytriton.openai.serving import UnfitModelError, endpoints_of
+    from pytriton.openai.server import UnfitModelError, endpoints_of
 
     for model in triton.describe().models:
         try:

@@ -28,9 +28,9 @@ from ..worker.worker import Worker
 from .config import ModelConfig, using_decoupled_model_transaction_policy
 from .errors import PythonModelError, TritonModelException, calls_model, told
 from .execution import CoroutineLoop, ModelService
+from .model_worker import ModelWorker
 from .module import install
 from .server import SERVER, Phase
-from .serving import ModelWorker
 
 logger = logging.getLogger(__name__)
 

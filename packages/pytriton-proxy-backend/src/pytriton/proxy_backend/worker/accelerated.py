@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy.types import Request, make_requests
 
+from ..runtime.batch_loop import LazyLoop, OnFailure, begin, make_execution
 from ..runtime.execution import Call, Execution
 from ..runtime.plain import PlainBatches
 from ..runtime.service import Service
-from ..runtime.serving import LazyLoop, OnFailure, begin, make_execution
 from ..system.forks import call_in_child
 from ..system.processors import usable_processors
 from ..transport.arena import OwnedBlock, address_of

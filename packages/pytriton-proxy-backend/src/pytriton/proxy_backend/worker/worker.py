@@ -18,9 +18,9 @@ from pytriton.proxy.outputs import use_allocator
 from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..model import ModelSpec
 from ..runtime.access import is_wanted
+from ..runtime.batch_loop import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.meters import find_meters
 from ..runtime.service import InferenceCallable, Service, is_async
-from ..runtime.serving import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.statistics import Counters, WorkerStatistics
 from ..runtime.texts import error_text, told_error, told_trace
 from ..runtime.warmup import WarmupBatches, warm_up, warm_up_async

@@ -28,8 +28,8 @@ from pytriton.inprocess.capi.parameters import Parameter
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.proxy_backend import INPROCESS_BACKEND_NAME
+from pytriton.proxy_backend.runtime.batch_loop import LazyLoop
 from pytriton.proxy_backend.runtime.service import Service, is_async
-from pytriton.proxy_backend.runtime.serving import LazyLoop
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async

@@ -21,15 +21,15 @@ from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, BatchHandle, Di
 from pytriton.inprocess.callables.lanes import Lane
 from pytriton.inprocess.requests.native_calls import load_native_calls
 from pytriton.proxy.tracers import worker_tracer
-from pytriton.proxy_backend.runtime.execution import Execution
-from pytriton.proxy_backend.runtime.service import Service
-from pytriton.proxy_backend.runtime.serving import (
+from pytriton.proxy_backend.runtime.batch_loop import (
     ASYNC_MAX_IN_FLIGHT,
     STREAMS_MAX_IN_FLIGHT,
     LazyLoop,
     load_tracing,
     make_execution,
 )
+from pytriton.proxy_backend.runtime.execution import Execution
+from pytriton.proxy_backend.runtime.service import Service
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.proxy_backend.wire.accelerator import accelerator

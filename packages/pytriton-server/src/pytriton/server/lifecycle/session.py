@@ -322,7 +322,7 @@ class ServerSession:
         """Do nothing: the names of a server of our own are ours."""
 
     def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
-        """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
+        """Make the server serve these versions under a name, and no others; see `deployment.Deployer`."""
         with self.files.changed(name, models):
             if models:
                 self._server.control.load(name, timeout_s)

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteModels:
-    """The names on one server under which models of this process are served. A `hosting.Deployer`.
+    """The names on one server under which models of this process are served. A `deployment.Deployer`.
 
     Args:
         control: How the server is asked.
@@ -105,7 +105,7 @@ class RemoteModels:
         return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
     def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
-        """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
+        """Make the server serve these versions under a name, and no others; see `deployment.Deployer`."""
         if not models:
             return self._unload(name, timeout_s)
         if len(models) == 1 and models[0].shared_endpoint is not None:

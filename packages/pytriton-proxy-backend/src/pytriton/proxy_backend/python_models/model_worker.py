@@ -6,9 +6,9 @@ import collections
 import select
 from typing import Any
 
+from ..runtime.batch_loop import STREAMS_MAX_IN_FLIGHT, LazyLoop
 from ..runtime.execution import Call
 from ..runtime.service import Service
-from ..runtime.serving import STREAMS_MAX_IN_FLIGHT, LazyLoop
 from ..transport.connection import Connection
 from ..wire.accelerator import accelerator
 from ..wire.batch import Batch
