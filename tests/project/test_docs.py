@@ -507,6 +507,20 @@ def test_the_map_of_the_rooms_names_every_folder() -> None:
     assert [room for room in rooms if not list(ROOT.glob(f"packages/*/src/pytriton/{room}"))] == []
 
 
+def test_every_word_of_the_vocabulary_has_a_file_that_owns_it() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| .+ \| (.+?) \|$", page, re.MULTILINE)
+    assert len(rows) > 20
+    roots = [*ROOT.glob("packages/*/src/pytriton"), ROOT / "packages" / "pytriton-proxy-backend"]
+    lost = {
+        f"{word}: {owner}"
+        for word, owners in rows
+        for owner in re.findall(r"`(.+?)`", owners)
+        if not any((root / owner).exists() for root in roots)
+    }
+    assert lost == set()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_to_files_and_headings_lead_somewhere(path: Path) -> None:
     dead = []
