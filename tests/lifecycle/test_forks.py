@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import description_path, write_description
 from pytriton.server.tritonserver.ports import reserve_ports
@@ -341,3 +343,27 @@ def test_a_killed_worker_process_is_started_again_although_its_child_goes_on(kin
         os.kill(int(parent), signal.SIGKILL)
         assert "was lost while it worked on this request" in told(in_flight)
         assert infer(triton.http_url, "m", DOUBLE) == [2 * DOUBLE]
+
+
+def test_a_child_is_told_of_its_parent_although_the_connection_was_being_changed() -> None:
+    held, forked = threading.Event(), threading.Event()
+    triton = RemoteTriton("localhost:1")
+
+    def change() -> None:
+        with triton._life.lock:
+            held.set()
+            forked.wait(PATIENCE_S)
+
+    def connect() -> None:
+        with pytest.raises(PyTritonInvalidOperationError, match="which owns the server and the inference"):
+            triton.connect()
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert held.wait(PATIENCE_S)
+    try:
+        in_child(connect)
+    finally:
+        forked.set()
+        changing.join()
+        triton.stop()

@@ -17,6 +17,8 @@ import pytest
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend.transport.calls import Calls
+from pytriton.server.lifecycle.files import ServerFiles
 from pytriton.server.lifecycle.replacement import wait_standing_by
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonServerExitedError, TritonServerStartError
 from support.callables import identity
@@ -185,6 +187,52 @@ def test_the_new_server_serves_where_the_old_one_is_killed_while_callers_move(mo
         triton.replace_server()
         assert pid_of(triton) != first
         assert triton.is_alive()
+        assert ask() == [3, 4]
+
+
+def test_the_old_server_goes_on_after_an_interrupt_while_the_new_one_is_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with counting(local_config()) as (triton, ask):
+        assert ask() == [1, 2]
+        first = pid_of(triton)
+        belong_to = ServerFiles.belong_to
+        started: list[int] = []
+
+        def interrupted(files: ServerFiles, *arguments: Any) -> None:
+            if not started:
+                started.append(pid_of(triton))
+                raise KeyboardInterrupt
+            belong_to(files, *arguments)
+
+        monkeypatch.setattr(ServerFiles, "belong_to", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            triton.replace_server()
+        assert started != [first]
+        assert not Path(f"/proc/{started[0]}").exists()
+        assert pid_of(triton) == first
+        assert triton.is_alive()
+        assert ask() == [3, 4]
+        assert not left_files(triton)
+        triton.replace_server()
+        assert ask() == [5, 6]
+
+
+def test_the_new_server_serves_where_the_old_one_hangs_when_it_is_to_unload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{REPLACEMENT}._UNLOAD_TIMEOUT_S", 0.5)
+    with counting(local_config()) as (triton, ask):
+        assert ask() == [1, 2]
+        first = pid_of(triton)
+
+        def connect_and_stop(*arguments: Any) -> Any:
+            calls = Calls(*arguments)
+            os.kill(first, signal.SIGSTOP)
+            return calls
+
+        monkeypatch.setattr(f"{REPLACEMENT}.Calls", connect_and_stop)
+        triton.replace_server()
+        assert pid_of(triton) != first
+        assert not Path(f"/proc/{first}").exists()
         assert ask() == [3, 4]
 
 

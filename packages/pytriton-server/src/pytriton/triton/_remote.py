@@ -127,6 +127,8 @@ class RemoteTriton(TritonBase):
             TritonServerStartError: `stop` was called in the meantime.
             WorkspaceError: The workspace cannot be made.
         """
+        # A fork has the lock as the other process held it: nobody may ever release it there.
+        self._check_own()
         with self._life.lock:
             if self._remote is not None and self._life.session is not None:
                 self._wait_complete(self._remote)

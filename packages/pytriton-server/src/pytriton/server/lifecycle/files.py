@@ -59,7 +59,8 @@ class ServerFiles:
         """Runs the hosts of models for Triton's Python backend, where workers do."""
         self.folders: ServerFolders | None = None
         """What the command line of the server names; None before `create`."""
-        self._binary: TritonServerBinary | None = None
+        self.binary: TritonServerBinary | None = None
+        """The server that they belong to; None before `create`."""
         self._control = control
         self._log_tail = log_tail
         # Whoever changes the files of models, or has the server load them.
@@ -109,7 +110,7 @@ class ServerFiles:
 
     def belong_to(self, binary: TritonServerBinary, folders: ServerFolders) -> None:
         """Note whose files these are, which may change while they are used."""
-        self._binary, self.folders = binary, folders
+        self.binary, self.folders = binary, folders
 
     def write_models(self) -> None:
         """Write the files of all models that are bound."""
@@ -172,7 +173,7 @@ class ServerFiles:
             OSError: It cannot be written.
             WorkspaceError: The same.
         """
-        folders, binary = self.folders, self._binary
+        folders, binary = self.folders, self.binary
         if folders is None or binary is None:
             return
         self._workspace.restore()

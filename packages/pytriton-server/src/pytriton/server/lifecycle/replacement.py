@@ -18,7 +18,6 @@ from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidatio
 from pytriton.proxy_backend import BACKEND_NAME, ProxyBackendError, library_path
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.proxy_backend.transport.calls import Calls
-from pytriton.server.control.http import Control
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import END_S, EXIT_MARGIN_S, drain_s
@@ -47,6 +46,8 @@ _FIXED = frozenset({"allow_http", "allow_grpc", "allow_metrics", "allow_sagemake
 # As long as its name, since a socket's path has little room.
 _SUFFIX, _PARKED_SUFFIX = ".sock", ".last"
 _ANSWER_TIMEOUT_S = 0.5
+# So long the server that is replaced may take to unload its models, in seconds. It ends in any case.
+_UNLOAD_TIMEOUT_S = 10.0
 # So long nothing is in flight, in seconds, until callers have gone to the new server.
 _QUIET_S = 0.1
 # So long callers may go on to send requests to the first one, in seconds, as they do over a channel of gRPC.
@@ -102,16 +103,24 @@ class _ParkedSockets:
 
     def unload(self, names: Iterable[str]) -> None:
         """Have the server unload models, so that their workers leave it. Its ports are not its own any more."""
+        deadline = time.monotonic() + _UNLOAD_TIMEOUT_S
         for name in dict.fromkeys(names):
             for _, parked in self._paths:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    logger.warning(
+                        "The server that is replaced did not unload its models within %g s: it is ended with them.",
+                        _UNLOAD_TIMEOUT_S,
+                    )
+                    return
                 try:
                     calls = Calls(parked, "pytriton")
                 except (OSError, ProxyBackendError):
                     # Unloaded with another version of its name.
                     continue
                 try:
-                    calls.unload_model(name)
-                except ProxyBackendError as error:
+                    calls.unload_model(name, timeout_s=left_s)
+                except (ProxyBackendError, TimeoutError) as error:
                     logger.debug("The server that is replaced does not unload %r: %s", name, error)
                 else:
                     break
@@ -237,9 +246,8 @@ class Replacement:
         TritonServerNotFoundError: There is no tritonserver in `server_dir`.
     """
 
-    # Made by `start` and `adopt`.
+    # Made by `start`.
     _handover: Handover
-    _old_control: Control
 
     def __init__(
         self,
@@ -250,8 +258,8 @@ class Replacement:
         config: TritonConfig,
         server_dir: Path | None,
     ) -> None:
-        old, ports, folders = server.process, server.ports, files.folders
-        if old is None or ports is None or folders is None or not server.is_running:
+        old, ports, folders, binary = server.process, server.ports, files.folders, files.binary
+        if old is None or ports is None or folders is None or binary is None or not server.is_running:
             raise PyTritonInvalidOperationError("No server runs that could be replaced.")
         if old.handover is None or files.supervisor is not None or not is_controlled(config):
             raise PyTritonInvalidOperationError(
@@ -276,6 +284,7 @@ class Replacement:
         self._server, self._files, self._workspace = server, files, workspace
         self._config, self._old_config = config, server.config
         self._old, self._old_handover, self._old_folders = old, old.handover, folders
+        self._old_binary, self._old_ports, self._old_control = binary, ports, server.control
         self._names = [model.name for model in deployment.models]
         self._fronts = [each for each in (ports.http, ports.grpc) if each is not None]
         self.started: ServerProcess | None = None
@@ -346,11 +355,14 @@ class Replacement:
 
     def adopt(self) -> None:
         """Make the new one the process that serves."""
-        self._old_control = self._server.adopt(self.process, self._ports, self._config)
+        self._server.adopt(self.process, self._ports, self._config)
         self._files.belong_to(self.binary, self._folders)
 
     def put_back(self, cancelled: Callable[[], bool]) -> None:
         """End the new one, and let the one before serve as before."""
+        # An interrupt may have come anywhere in `adopt`, or right after it.
+        self._server.put_back(self._old, self._old_ports, self._old_config, self._old_control)
+        self._files.belong_to(self._old_binary, self._old_folders)
         self._old_handover.assign(Role.SERVING)
         if self.started is not None:
             self.started.stop(EXIT_MARGIN_S, hurried=cancelled)

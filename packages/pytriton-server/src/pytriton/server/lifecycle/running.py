@@ -120,7 +120,7 @@ class RunningServer:
         self.ports = ports
         command = build_command(self.config, self.security, folders, ports, names)
         logger.debug("Starting %s", redacted(command))
-        self._control = self._make_control(ports)
+        self._control = self._make_control(ports, self.config)
         self._spawn(command, self._control, cancelled)
 
     def wait_until_up(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
@@ -213,12 +213,17 @@ class RunningServer:
             for process, report in ended:
                 self._exited(process, report)
 
-    def adopt(self, process: ServerProcess, ports: ReservedPorts, config: TritonConfig) -> Control:
-        """Be another process from now on; return the calls to the one before, which are to be closed."""
-        control = self._make_control(ports)
-        former, self._control = self.control, control
+    def adopt(self, process: ServerProcess, ports: ReservedPorts, config: TritonConfig) -> None:
+        """Be another process from now on. The calls to the one before are the caller's to close."""
+        self._control = self._make_control(ports, config)
         self.process, self.ports, self.config = process, ports, config
-        return former
+
+    def put_back(self, process: ServerProcess, ports: ReservedPorts, config: TritonConfig, control: Control) -> None:
+        """Be the process of before an `adopt`, however far that came."""
+        adopted, self._control = self._control, control
+        self.process, self.ports, self.config = process, ports, config
+        if adopted is not None and adopted is not control:
+            adopted.close()
 
     def make_process(
         self, command: Sequence[str], config: TritonConfig, guard: Guard, handover: Handover | None
@@ -264,9 +269,9 @@ class RunningServer:
                 guard.obstacle,
             )
 
-    def _make_control(self, ports: ReservedPorts) -> Control:
+    def _make_control(self, ports: ReservedPorts, config: TritonConfig) -> Control:
         if ports.http is not None:
-            return HttpControl(ports.http, control_headers(self.config, self.security, "http"))
+            return HttpControl(ports.http, control_headers(config, self.security, "http"))
         # Not at the top: its import takes longer than the start of the server, and is needed only without HTTP.
         from pytriton.server.control.grpc import GrpcControl
 
@@ -274,7 +279,7 @@ class RunningServer:
             raise TritonServerStartError(
                 "Neither HTTP nor gRPC is allowed: there is no way to ask the server anything."
             )
-        return GrpcControl(ports.grpc, control_headers(self.config, self.security, "grpc"), self.config)
+        return GrpcControl(ports.grpc, control_headers(config, self.security, "grpc"), config)
 
     def _exited(self, process: ServerProcess, report: ExitReport) -> None:
         with self._exit_lock:

@@ -311,8 +311,8 @@ class ServerSession:
                 raise
             finally:
                 replacement.release_ports()
-            replacement.take_over()
             try:
+                replacement.take_over()
                 self._wait_served(timeout_s, cancelled)
             finally:
                 replacement.finish(cancelled)
