@@ -26,19 +26,19 @@ import pytest
 from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import AttachError, ProtocolError, Worker, description_path, write_description
 from pytriton.proxy_backend.protocol.segments import PeerSegments
+from pytriton.proxy_backend.python_proxy.keys import CurveKeys, KeyFileError, KeysMissingError
+from pytriton.proxy_backend.python_proxy.memory import MemoryCaller, SharedMemory, memory_path
 from pytriton.proxy_backend.python_proxy.model import listen
+from pytriton.proxy_backend.python_proxy.sockets import BindError, WouldBlockError, ZmqSocket, make_keys
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
 from pytriton.proxy_backend.settings import PythonProxySettings
 from pytriton.proxy_backend.transport.arena import ViewedBlock
-from pytriton.proxy_backend.transport.zmq_memory import MemoryCaller, SharedMemory, memory_path
-from pytriton.proxy_backend.transport.zmq_sockets import BindError, WouldBlockError, ZmqSocket, make_keys
 from pytriton.proxy_backend.wire import messages
 from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
 from pytriton.proxy_backend.wire.greetings import Hello, pack_refuse, parse_answer
 from pytriton.proxy_backend.wire.layout import ErrorCode
 from pytriton.proxy_backend.wire.record import Record
 from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, read_responses
-from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
 from support.callables import double
 from support.processes import stopped
 from support.python_proxy import (

@@ -14,6 +14,7 @@ from pytriton.proxy_backend.errors import AttachError, ProtocolError, VersionMis
 from pytriton.proxy_backend.protocol.proxy import EndpointSettings, ProxyProtocol, SentBatch
 from pytriton.proxy_backend.protocol.segments import PeerSegments, State
 from pytriton.proxy_backend.protocol.worker import WorkerProtocol
+from pytriton.proxy_backend.python_proxy.protocol import ZmqProxyProtocol, ZmqWorkerProtocol
 from pytriton.proxy_backend.wire import messages
 from pytriton.proxy_backend.wire.greetings import Hello
 from support.paths import load_program
@@ -59,7 +60,7 @@ class WorkerSide(Side):
             max_in_flight=settings["max_in_flight"],
         )
         self.link = link
-        self.state: WorkerProtocol[Block] = WorkerProtocol(hello, self.freed, named_releases=link == "zmq")
+        self.state: WorkerProtocol[Block] = (ZmqWorkerProtocol if link == "zmq" else WorkerProtocol)(hello, self.freed)
         self.packets.append(self.state.greet())
 
     def receive(self, packet: bytes, descriptors: int, parts: list[int]) -> None:
@@ -68,7 +69,7 @@ class WorkerSide(Side):
             header = messages.read_header(packet, len(packet))
             self.state.segments.announce(header[5], header[8], descriptors)
             return
-        header = self.state.receive(packet, len(packet), descriptors, parts)
+        header = self.state.receive(packet, len(packet), descriptors, *([parts] if self.link == "zmq" else ()))
         if header[0] == messages.BATCH:
             self.events.append(f"batch {header[3]}")
         elif header[0] == messages.CANCEL:
@@ -109,7 +110,8 @@ class ProxySide(Side):
         super().__init__()
         self.link = link
         self.greeted = False
-        self.state: ProxyProtocol[SentBatch] = ProxyProtocol(
+        kind = ZmqProxyProtocol if link == "zmq" else ProxyProtocol
+        self.state: ProxyProtocol[SentBatch] = kind(
             EndpointSettings(
                 model_name="model",
                 model_version=1,
@@ -120,7 +122,6 @@ class ProxySide(Side):
                 tensors_digest=golden.DIGEST,
             ),
             self.freed,
-            named_releases=link == "zmq",
         )
 
     def receive(self, packet: bytes, descriptors: int, parts: list[int]) -> None:
@@ -134,7 +135,7 @@ class ProxySide(Side):
             header = messages.read_header(packet, len(packet))
             self.state.segments.announce(header[5], header[8], descriptors)
             return
-        header, batch = self.state.receive(packet, len(packet), descriptors, parts)
+        header, batch = self.state.receive(packet, len(packet), descriptors, *([parts] if self.link == "zmq" else ()))
         if batch is None:
             return
         if header[0] == messages.RESPONSE:

@@ -160,6 +160,26 @@ def test_a_full_arena(attach: Callable[..., Any], golden: ModuleType) -> None:
     assert peer.receive()[:4] == (golden.CANCEL, 0, 48, 2)
 
 
+def test_a_call_that_cannot_be_written_takes_no_room(attach: Callable[..., Any], golden: ModuleType) -> None:
+    calls, peer = attach()
+    with pytest.raises(struct.error):
+        calls.infer("m", X, version=1 << 70)
+    first = calls.infer("m", X)
+    packet = next_call(peer, golden)
+    assert (packet.batch, packet.segment, packet.offset) == (1, 1, 0)
+    peer.message(golden.RESULT, flags=golden.BATCH_DONE | golden.INPUT_RELEASED, batch=1)
+    assert answer_of(first).final
+
+
+def test_a_call_with_a_limit_is_cancelled_where_nobody_answers(attach: Callable[..., Any], golden: ModuleType) -> None:
+    calls, peer = attach()
+    with pytest.raises(TimeoutError, match="did not answer a call within 0"):
+        calls.unload_model("m", timeout_s=0.1)
+    call = next_call(peer, golden)
+    assert call.place == layout.Operation.UNLOAD_MODEL
+    assert peer.receive()[:4] == (golden.CANCEL, 0, 48, call.batch)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

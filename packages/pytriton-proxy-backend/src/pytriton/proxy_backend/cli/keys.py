@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Make the keys."""
     # Not at the top: the other commands have no use for pyzmq.
     from ..dropin.repository import check_name
-    from ..transport.zmq_sockets import make_keys
+    from ..python_proxy.sockets import make_keys
 
     check_name(arguments.name)
     public, secret = make_keys(arguments.out, arguments.name)

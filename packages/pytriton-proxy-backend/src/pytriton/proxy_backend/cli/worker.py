@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..zmq_keys import CurveKeys, KeyFileError
+from ..python_proxy.keys import CurveKeys, KeyFileError
 from .app import seconds
 from .logs import add_service_options, start_log
 

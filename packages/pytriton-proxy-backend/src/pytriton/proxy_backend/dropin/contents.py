@@ -10,9 +10,9 @@ from pathlib import Path
 from ..description import DESCRIPTION_NAME, dtype_name, render_description
 from ..errors import DropInError
 from ..model import ZMQ_SUFFIX, ModelSpec, TensorSpec, check_endpoint
+from ..python_proxy.keys import check_keys_given
 from ..settings import PYTHON_SIDE_FILE_NAME, SIDE_FILE_NAME, ProxySettings, PythonProxySettings
 from ..system.native import BACKEND_NAME, LIBRARY_NAME
-from ..zmq_keys import check_keys_given
 
 CONFIG_NAME = "config.pbtxt"
 # Of EM_* in elf(5), those that the library is built for.
@@ -21,7 +21,7 @@ _MACHINES = {62: "x86_64", 183: "aarch64"}
 # The copy has a name of its own: another version of this distribution may be installed in the server's Python.
 _PACKAGE = "pytriton_python_proxy"
 # All of our code that it needs: it has relative imports only.
-_MODULES = ("description", "errors", "model", "settings", "zmq_keys")
+_MODULES = ("description", "errors", "model", "settings")
 _FOLDERS = ("protocol", "python_proxy", "system", "transport", "wire")
 _MODEL = f'''\
 """Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -72,15 +72,12 @@ class ProxyProtocol(Generic[T]):
         acknowledgement_due: Whether the worker is to get blocks of its memory back at once.
     """
 
-    def __init__(
-        self, settings: EndpointSettings, free: Callable[[Block], object], *, named_releases: bool = False
-    ) -> None:
+    def __init__(self, settings: EndpointSettings, free: Callable[[Block], object]) -> None:
         """Wait for a greeting.
 
         Args:
             settings: What the endpoint knows of its model.
             free: Called with each block of a batch that the worker needs no more.
-            named_releases: Whether blocks of the worker are given back by name, as over ZeroMQ, instead of counted.
         """
         self.state = State.GREETING
         self.hello: Hello
@@ -92,7 +89,6 @@ class ProxyProtocol(Generic[T]):
         self.acknowledgement_due = False
         self._settings = settings
         self._free = free
-        self._named_releases = named_releases
         self._consumed = 0
         self._acknowledged = 0
 
@@ -140,16 +136,13 @@ class ProxyProtocol(Generic[T]):
 
     # ---- what comes -------------------------------------------------------------------------------------------------
 
-    def receive(
-        self, packet: Buffer, size: int, descriptors: int = 0, parts: Sequence[int] = ()
-    ) -> tuple[Header, T | None]:
+    def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> tuple[Header, T | None]:
         """Take a packet that lies at the begin of a buffer: check it, and note what it says.
 
         Args:
             packet: The buffer.
             size: Bytes of the packet.
             descriptors: How many came with it.
-            parts: The sizes of the parts that came with it, in bytes, over ZeroMQ.
 
         Returns:
             Its header, and the batch that a RESPONSE or FAIL is about. When that was given to those who wait,
@@ -161,16 +154,16 @@ class ProxyProtocol(Generic[T]):
         header = messages.read_header(packet, size)
         kind, _, _, number, _, segment, _, offset, length = header
         self.silent_since = None
-        if descriptors and (kind != messages.SEGMENT or self._named_releases):
+        if descriptors and kind != messages.SEGMENT:
             raise ProtocolError(f"{messages.name_of(kind)} came with {descriptors} descriptors, and carries none")
         if kind in (RESPONSE, FAIL):
             batch = self.in_flight.get(number)
             if batch is None:
                 raise ProtocolError(f"it answered batch {number}, which it does not have")
             if kind == RESPONSE:
-                self._check_record(segment, offset, length, parts)
+                self._check_record(segment, offset, length)
             return header, batch
-        if kind == messages.SEGMENT and not self._named_releases:
+        if kind == messages.SEGMENT:
             self.segments.announce(segment, length, descriptors)
         elif kind == messages.SEGMENT_CLOSE:
             self.segments.close(segment)
@@ -182,11 +175,8 @@ class ProxyProtocol(Generic[T]):
             raise ProtocolError(f"it sent message {kind}, which a worker does not send")
         return header, None
 
-    def _check_record(self, segment: int, offset: int, length: int, parts: Sequence[int]) -> None:
-        if segment or not self._named_releases:
-            self.segments.check(segment, offset, length)
-        elif len(parts) != 1 or parts[0] != length:
-            raise ProtocolError(f"its response announces a record of {length} bytes, which did not come with it")
+    def _check_record(self, segment: int, offset: int, length: int) -> None:
+        self.segments.check(segment, offset, length)
 
     def _take_back(self, place: Place) -> None:
         block, batch = self.lent.pop(place, (None, None))
@@ -202,12 +192,16 @@ class ProxyProtocol(Generic[T]):
             self._take_back((batch.block.segment, batch.block.offset))
         batch.active_at = now
         if kind == RESPONSE and segment:
-            self._consumed += 1
+            self._count_response()
             self.acknowledgement_due = length > ACKNOWLEDGED_LATER_BYTES or self._settings.decoupled
         if kind == FAIL or flags & BATCH_DONE:
             del self.in_flight[number]
             return True
         return False
+
+    def _count_response(self) -> None:
+        """Note that a block of the worker may go back to it."""
+        self._consumed += 1
 
     # ---- what goes --------------------------------------------------------------------------------------------------
 
@@ -221,8 +215,7 @@ class ProxyProtocol(Generic[T]):
         batch.active_at = now
         self.in_flight[batch.number] = batch
         self._acknowledged = self._consumed
-        consumed = 0 if self._named_releases else self._consumed
-        return messages.pack_batch(batch.number, block.segment, block.offset, length, consumed)
+        return messages.pack_batch(batch.number, block.segment, block.offset, length, self._consumed)
 
     def withdraw(self, batch: T) -> None:
         """Note that a batch could not be sent."""
@@ -233,9 +226,6 @@ class ProxyProtocol(Generic[T]):
     def acknowledge(self) -> list[bytes]:
         """Return what gives blocks of the worker back that nobody needs here any more."""
         self.acknowledgement_due = False
-        if self._named_releases:
-            released = self.segments.released
-            return [messages.pack_release(*released.popleft()) for _ in range(len(released))]
         if self._acknowledged == self._consumed:
             return []
         self._acknowledged = self._consumed

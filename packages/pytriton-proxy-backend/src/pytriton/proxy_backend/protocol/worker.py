@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ..wire import messages
@@ -28,18 +28,17 @@ class WorkerProtocol(Generic[B]):
         welcome: What the proxy backend said; there once `state` is ATTACHED.
         segments: Those of the proxy backend.
         batches: The input block of each batch that is not done; `None` where that went back already, or where the
-            record came with the message.
+            record came with the message, see `python_proxy.protocol`.
         unacknowledged: Blocks of responses that the proxy backend has not read yet, oldest first.
         consumed: How many responses it has read.
     """
 
-    def __init__(self, hello: Hello, free: Callable[[B], object], *, named_releases: bool = False) -> None:
+    def __init__(self, hello: Hello, free: Callable[[B], object]) -> None:
         """Begin a connection.
 
         Args:
             hello: What the worker says of itself.
             free: Called with each block of a response that the proxy backend has read.
-            named_releases: Whether the proxy backend names these blocks, as over ZeroMQ, instead of counting them.
         """
         self.state = State.GREETING
         self.welcome: Welcome
@@ -49,18 +48,16 @@ class WorkerProtocol(Generic[B]):
         self.consumed = 0
         self._hello = hello
         self._free = free
-        self._lent: dict[Place, B] | None = {} if named_releases else None
 
     # ---- what comes -------------------------------------------------------------------------------------------------
 
-    def receive(self, packet: Buffer, size: int, descriptors: int = 0, parts: Sequence[int] = ()) -> Header:
+    def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> Header:
         """Take a packet that lies at the begin of a buffer: check it, and note what it says.
 
         Args:
             packet: The buffer.
             size: Bytes of the packet.
             descriptors: How many came with it.
-            parts: The sizes of the parts that came with it, in bytes, over ZeroMQ.
 
         Returns:
             Its header. The transport maps a SEGMENT, unmaps a SEGMENT_CLOSE, reads the record of a BATCH, tells of a
@@ -76,19 +73,14 @@ class WorkerProtocol(Generic[B]):
         header = read_header(packet, size)
         kind, _, _, number, consumed, segment, _, offset, length = header
         if kind != BATCH or descriptors:
-            self._take(header, packet, descriptors)
-        elif segment or self._lent is None:
-            if consumed != self.consumed and self._lent is None:
+            self._take(header, descriptors)
+        else:
+            if consumed != self.consumed:
                 self.acknowledge(consumed)
             room = self.segments.sizes.get(segment)
             if room is None or offset % ALIGNMENT or offset + length > room:
                 self.segments.check(segment, offset, length)
             self.batches[number] = (segment, offset)
-        else:
-            if len(parts) != 1 or parts[0] != length:
-                came = ", ".join(map(str, parts)) or "none"
-                raise ProtocolError(f"batch {number} announces a record of {length} bytes, its parts have: {came}")
-            self.batches[number] = None
         return header
 
     def _take_answer(self, packet: Buffer, size: int) -> None:
@@ -96,29 +88,16 @@ class WorkerProtocol(Generic[B]):
         self.segments.budget = self.welcome.arena_budget
         self.state = State.ATTACHED
 
-    def _take(self, header: Header, packet: Buffer, descriptors: int) -> None:
-        kind, _, size, _, consumed, segment, _, offset, length = header
-        over_zmq = self._lent is not None
-        if kind == messages.SEGMENT and not over_zmq:
+    def _take(self, header: Header, descriptors: int) -> None:
+        kind, _, _, _, consumed, segment, _, _, length = header
+        if kind == messages.SEGMENT:
             self.segments.announce(segment, length, descriptors)
         elif descriptors:
             raise ProtocolError(f"{messages.name_of(kind)} came with {descriptors} descriptors, and carries none")
         elif kind == messages.RELEASE:
-            if self._lent is None:
-                self.acknowledge(consumed)
-            else:
-                block = self._lent.pop((segment, offset), None)
-                if block is None:
-                    raise ProtocolError(
-                        f"the block at {offset} of segment {segment} was given back, and was not in use"
-                    )
-                self._free(block)
+            self.acknowledge(consumed)
         elif kind == messages.SEGMENT_CLOSE:
             self.segments.close(segment)
-        elif kind == messages.DETACH and over_zmq:
-            self.state = State.CLOSED
-        elif kind == messages.REFUSE and over_zmq:
-            parse_answer(bytes(packet[:size]))  # raises, with the reason
         elif kind != messages.CANCEL:
             raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
 
@@ -165,12 +144,8 @@ class WorkerProtocol(Generic[B]):
         flags, before = self._settle(number, done)
         if executing and done:
             flags |= messages.EXECUTING
-        segment = block.segment
-        if self._lent is None:
-            self.unacknowledged.append(block)
-        elif segment:
-            self._lent[segment, block.offset] = block
-        return pack_response(number, segment, block.offset, length, flags), before
+        self.unacknowledged.append(block)
+        return pack_response(number, block.segment, block.offset, length, flags), before
 
     def fail(self, number: int, code: int, text: str) -> tuple[bytes, list[bytes]]:
         """End a batch with an error for each request that has no answer yet.

@@ -18,14 +18,14 @@ from ..errors import ProtocolError
 from ..protocol.proxy import EndpointSettings
 from ..protocol.segments import State
 from ..system.threads import call_safely, keep_on
-from ..transport.zmq_memory import MemoryListener
-from ..transport.zmq_sockets import Message, UnreachableError, WouldBlockError, ZmqSocket
 from ..wire import messages
 from ..wire.batch import RequestData
 from ..wire.greetings import pack_refuse
 from ..wire.layout import ErrorCode
 from ..wire.response import read_responses
+from .memory import MemoryListener
 from .pool import PoolClosedError, WorkerPool
+from .sockets import Message, UnreachableError, WouldBlockError, ZmqSocket
 from .workers import AttachedWorker, BatchInFlight, Caller, logger
 
 _TICK_S = 0.5

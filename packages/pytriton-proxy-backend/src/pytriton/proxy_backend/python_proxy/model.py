@@ -18,15 +18,15 @@ from ..errors import ProxyBackendError
 from ..model import ModelSpec
 from ..protocol.proxy import EndpointSettings
 from ..settings import PYTHON_SIDE_FILE_NAME, PythonProxySettings
-from ..transport.zmq_memory import AddressTakenError, MemoryListener, memory_path
-from ..transport.zmq_sockets import BindError, ZmqSocket, open_listener
 from ..wire.batch import RequestData
 from ..wire.layout import ErrorCode
 from ..wire.response import ResponseData
 from ..wire.settings import serving_settings
-from ..zmq_keys import check_keys_given
 from .dlpack import to_capsule
 from .endpoint import ProxyEndpoint
+from .keys import check_keys_given
+from .memory import AddressTakenError, MemoryListener, memory_path
+from .sockets import BindError, ZmqSocket, open_listener
 from .workers import logger
 
 _MESSAGE_OVERHEAD = 1 << 20

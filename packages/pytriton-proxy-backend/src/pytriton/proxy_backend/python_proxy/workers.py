@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..protocol.proxy import EndpointSettings, ProxyProtocol, SentBatch
+from ..protocol.proxy import EndpointSettings, SentBatch
 from ..transport.arena import OwnedBlock
-from ..transport.zmq_memory import SharedMemory
 from ..wire.batch import RequestData, lay_out_batch
 from ..wire.response import ResponseData
+from .memory import SharedMemory
+from .protocol import ZmqProxyProtocol
 
 logger = logging.getLogger("pytriton.python_proxy")
 
@@ -129,7 +130,7 @@ class AttachedWorker:
     def __init__(self, peer: bytes, link: int, settings: EndpointSettings) -> None:
         self.peer = peer
         self.link = link
-        self.protocol: ProxyProtocol[BatchInFlight] = ProxyProtocol(settings, self._free, named_releases=True)
+        self.protocol: ZmqProxyProtocol[BatchInFlight] = ZmqProxyProtocol(settings, self._free)
         self.memory: SharedMemory | None = None
         self.load = 0
 

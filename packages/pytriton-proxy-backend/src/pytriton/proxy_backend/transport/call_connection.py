@@ -26,15 +26,8 @@ from ..wire.messages import BATCH_DONE, Header, pack_segment, pack_segment_close
 from ..wire.record import Array, ParameterValue
 from ..wire.response import AnswerReader
 from .arena import OwnArena, OwnedBlock, PeerArena
-from .connection import (
-    ANCILLARY_SIZE,
-    GREETING_TIMEOUT_S,
-    RECEIVE_FLAGS,
-    SEND_TIMEOUT_S,
-    TICK_S,
-    descriptors_of,
-    timeval,
-)
+from .connection import ANCILLARY_SIZE, RECEIVE_FLAGS, descriptors_of, timeval
+from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S
 
 __all__ = ["Call", "CallConnection", "CallResult"]
 
@@ -212,13 +205,22 @@ class CallConnection:
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
-    def ask(self, operation: Operation, request: RequestData | None = None, **fields: Any) -> int:
+    def ask(
+        self, operation: Operation, request: RequestData | None = None, *, timeout_s: float | None = None, **fields: Any
+    ) -> int:
         """Make a call, see `CallsProtocol.call`, and wait for its value.
+
+        Args:
+            operation: What is asked.
+            request: What goes with it.
+            timeout_s: How long to wait, in seconds; the call is cancelled after that.
+            **fields: The rest.
 
         Raises:
             CallFailedError: If it fails.
+            TimeoutError: If there is no answer in time.
         """
-        result = self.start(operation, request, None, **fields).result()
+        result = self.start(operation, request, None, **fields).result(timeout_s)
         if result.error is not None:
             raise result.error
         return result.value
@@ -246,16 +248,14 @@ class CallConnection:
         call = Call(self._cancel, on_response)
         with self._lock:
             self._send_discarded()
-            block = None
-            length = 0
-            if record is not None:
-                length = record.layout.length
-                block = self._allocate(length)
-                record.write(block.memory, block.offset, self._protocol.next_number)
-            self._check_open()
+            length = 0 if record is None else record.layout.length
+            block = None if record is None else self._allocate(length)
             try:
+                if record is not None and block is not None:
+                    record.write(block.memory, block.offset, self._protocol.next_number)
+                self._check_open()
                 call.number, packet = self._protocol.call(operation, block=block, length=length, **fields)
-            except ValueError:
+            except BaseException:
                 if block is not None:
                     self._free(block)
                 raise

@@ -110,13 +110,19 @@ class Calls:
             Operation.LOAD_MODEL, RequestData(inputs, parameters={"config": config} if config else {}), text=name
         )
 
-    def unload_model(self, name: str, *, dependents: bool = False) -> None:
-        """Have a model unloaded, `dependents` with it: the models of an ensemble. Its end may come later.
+    def unload_model(self, name: str, *, dependents: bool = False, timeout_s: float | None = None) -> None:
+        """Have a model unloaded. Its end may come later.
+
+        Args:
+            name: Its name.
+            dependents: Whether the models of an ensemble are unloaded with it.
+            timeout_s: How long to wait for the answer, in seconds; as long as the server runs by default.
 
         Raises:
             CallFailedError: If that cannot be.
+            TimeoutError: If there is no answer in time.
         """
-        self._connection.ask(Operation.UNLOAD_MODEL, text=name, subject=int(dependents))
+        self._connection.ask(Operation.UNLOAD_MODEL, text=name, subject=int(dependents), timeout_s=timeout_s)
 
     def is_model_ready(self, name: str, version: int = -1) -> bool:
         """Return whether a model is ready.

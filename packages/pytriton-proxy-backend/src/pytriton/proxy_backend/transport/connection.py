@@ -6,9 +6,7 @@ What the packets mean is `protocol.worker`'s.
 from __future__ import annotations
 
 import array
-import collections
 import contextlib
-import logging
 import math
 import mmap
 import os
@@ -26,8 +24,7 @@ from ..model import ModelSpec
 from ..protocol.worker import WorkerProtocol
 from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
-from ..wire.greetings import Hello, Welcome
-from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, ErrorCode, align
+from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, align
 from ..wire.limits import LARGEST_COPIED_BYTES
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Array, Record
@@ -36,24 +33,17 @@ from .arena import (
     OwnArena,
     OwnedBlock,
     PeerArena,
-    ViewedBlock,
     address_of,
     address_of_payloads,
     lent_size,
 )
+from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
 
 if TYPE_CHECKING:
-    # For types alone: a model of the Python flavour has this folder, and not that package.
     from pytriton.proxy.outputs import Forms
 
-logger = logging.getLogger(__name__)
-
-GREETING_TIMEOUT_S = 10.0
-SEND_TIMEOUT_S = 30.0
 # How long a full output arena may wait for the proxy backend to read what is in it.
 _ARENA_TIMEOUT_S = 30.0
-# How late a block that nobody uses any more is given back while no request comes.
-TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 _U64 = struct.Struct("<Q")
@@ -80,20 +70,15 @@ def timeval(seconds: float) -> bytes:
     return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
 
 
-class Connection:
-    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`.
+class Connection(Link):
+    """An attached worker of a native proxy. Not thread-safe, apart from `detach` and `shutdown`.
 
     Attributes:
-        protocol: What may be said when.
         inputs: The arena of the proxy backend.
         outputs: That of this side.
-        reader: Reads the records of batches.
         buffer: Where packets are received.
-        on_cancel: Called with batch and request when a caller is gone.
-        on_unreadable: Called when a batch cannot be read, whose requests get the reason.
     """
 
-    tick_s = TICK_S
     inputs: PeerArena
     outputs: OwnArena
 
@@ -128,7 +113,7 @@ class Connection:
         self.buffer = bytearray(MAX_PACKET)
         self._views = [memoryview(self.buffer)]
         self.outputs = OwnArena(0)
-        self._prepare(WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
+        super().__init__(WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
         self.inputs = PeerArena(self.protocol.segments.released)
         try:
             self._socket.settimeout(GREETING_TIMEOUT_S)
@@ -155,17 +140,6 @@ class Connection:
         self.reader = BatchReader(self.welcome.batching)
         self._may_refer = bool(self.welcome.capabilities & Capability.REFERENCES)
 
-    def _prepare(self, protocol: WorkerProtocol[OwnedBlock]) -> None:
-        self.protocol = protocol
-        self._pending: collections.deque[Batch] = collections.deque()
-        self.on_cancel: Callable[[int, int], None] | None = None
-        self.on_unreadable: Callable[[], None] | None = None
-
-    @property
-    def welcome(self) -> Welcome:
-        """What the proxy backend said of the model."""
-        return self.protocol.welcome
-
     # ---- receiving ------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
@@ -173,14 +147,7 @@ class Connection:
         return self._socket.fileno()
 
     def receive(self) -> Batch | None:
-        """Wait for the next batch, and see to everything else that comes meanwhile.
-
-        Returns:
-            The batch, or `None` when the proxy backend has closed the connection.
-
-        Raises:
-            ProtocolError: If the connection cannot go on.
-        """
+        """See `Link.receive`."""
         while True:
             if (batch := self.next_pending()) is not None:
                 return batch
@@ -205,9 +172,7 @@ class Connection:
             while self._read(socket.MSG_DONTWAIT):
                 pass
         except BlockingIOError:
-            batches = list(self._pending)
-            self._pending.clear()
-            return batches
+            return self._take_pending()
         return None
 
     def _read(self, flags: int = 0) -> bool:
@@ -250,30 +215,10 @@ class Connection:
                 os.close(fd)
         return True
 
-    def _take_batch(self, block: ViewedBlock, memory: Any, offset: int, number: int) -> Batch | None:
-        try:
-            batch = self.reader.read(block, memory, offset, number)
-        except (ProtocolError, TypeError) as error:
-            # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
-            logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, str(error))
-            if self.on_unreadable is not None:
-                self.on_unreadable()
-            self.fail(number, f"the worker cannot read the batch: {error}", ErrorCode.INVALID_ARG)
-            return None
-        self._pending.append(batch)
-        return batch
-
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
-        """Write a record and send it, see `ResponseSink`.
-
-        Args:
-            number: The batch that it answers.
-            record: The responses.
-            done: Whether nothing more comes for the batch.
-            executing: Whether `executed` is still to follow.
-        """
+        """See `Link.respond`."""
         length = record.layout.length
         block = self.outputs.block_around(record)
         if block is not None:
@@ -332,15 +277,7 @@ class Connection:
         return self.outputs.allocate(length) or self._make_room(length)
 
     def lend_outputs(self, names: Sequence[str], forms: Forms) -> dict[str, Array] | None:
-        """Make arrays for outputs that are sent from where they are, see `pytriton.proxy.outputs`.
-
-        Args:
-            names: All outputs, in the order in which they are sent.
-            forms: Shape and dtype of those that are wanted.
-
-        Returns:
-            The arrays; `None` where they are small, or there is no room without waiting for the proxy backend.
-        """
+        """See `Link.lend_outputs`."""
         ordered = sorted(forms, key=lambda name: names.index(name) if name in names else len(names))
         lengths = [_nbytes(*forms[name]) for name in ordered]
         room = sum(map(align, lengths))
@@ -365,16 +302,6 @@ class Connection:
     def executed(self, number: int) -> None:
         """Say that the next batch may come, though this one has not all of its responses; see `docs/protocol.md`."""
         self._send_all([self.protocol.executed(number)])
-
-    def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        """End a batch with an error for every request of it that has no answer yet; needs no arena."""
-        packet, releases = self.protocol.fail(number, code, text)
-        self._send_all([*releases, packet])
-
-    def tick(self) -> None:
-        """Do what is due while nothing comes: release blocks that became free, and memory that nobody uses."""
-        self.release()
-        self._send_all(map(pack_segment_close, self._trim()))
 
     def _trim(self) -> list[int]:
         return self.outputs.trim(self.welcome.arena_idle_s) if self.outputs.has_idle() else []
@@ -421,10 +348,6 @@ class Connection:
         except ProtocolError as error:
             # Not the callable's fault, and not to be told to its callers as such.
             raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
-
-    def release(self) -> None:
-        """Tell of the blocks that nobody here uses any more."""
-        self._send_all(self.protocol.release())
 
     def _announce(self, segment: NewSegment) -> None:
         try:
@@ -483,23 +406,3 @@ class Connection:
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return math.prod(shape) * dtype.itemsize
-
-
-def hello_for(
-    name: str,
-    model: ModelSpec | None,
-    max_in_flight: int,
-    capabilities: int = CAPABILITIES,
-    memory_token: bytes = b"",
-) -> Hello:
-    """Return the greeting of a worker for a model, or for any where that is `None`."""
-    return Hello(
-        name=name,
-        model_name="" if model is None else model.name,
-        model_version=0 if model is None else model.version,
-        # Of a model whose tensors the worker does not know, nothing can be compared.
-        tensors_digest=model.tensors_digest if model is not None and (model.inputs or model.outputs) else "",
-        max_in_flight=max_in_flight,
-        capabilities=capabilities,
-        memory_token=memory_token,
-    )

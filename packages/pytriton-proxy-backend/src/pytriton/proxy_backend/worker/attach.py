@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..description import description_path, read_description
 from ..errors import AttachError, DescriptionError, ProxyBackendError, TargetError
 from ..model import SOCKET_SUFFIX, ZMQ_SUFFIX, ModelSpec
 from ..system.shortage import explain
 from ..system.stop_signals import StopSignals
-from ..zmq_keys import CurveKeys
 from .context import check_callable, make_context, make_infer_func, unrecoverable_errors
 from .loading import load_target
 from .worker import Worker
+
+if TYPE_CHECKING:
+    from ..python_proxy.keys import CurveKeys
 
 __all__ = ["Attachment", "find_endpoint", "serve_endpoint"]
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from ..system.threads import call_safely
-from ..transport.connection import Connection
+from ..transport.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ConnectionWatch:
             not been called a moment later.
     """
 
-    def __init__(self, connection: Connection, name: str, on_stuck: Callable[[], None]) -> None:
+    def __init__(self, connection: Link, name: str, on_stuck: Callable[[], None]) -> None:
         self._connection = connection
         self._on_stuck = on_stuck
         self._ended = threading.Event()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import errno
 import functools
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytriton.proxy.outputs import use_allocator
 
-from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
+from ..errors import AttachError, ConnectionLostError, ProxyBackendError
 from ..model import ModelSpec
 from ..runtime.access import is_wanted
 from ..runtime.batch_loop import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
@@ -27,21 +25,18 @@ from ..runtime.warmup import WarmupBatches, warm_up, warm_up_async
 from ..system.forks import call_in_child
 from ..system.shortage import explain
 from ..system.threads import call_safely
-from ..transport.connection import Connection, GreetingTimeoutError
+from ..transport.connection import Connection
+from ..transport.link import Link
 from ..wire.accelerator import accelerator
 from ..wire.layout import CAPABILITIES, Capability
-from ..zmq_keys import CurveKeys, check_keys_given
 from .accelerated import serve_accelerated
-from .watch import ConnectionWatch, stack_of
+from .attaching import LAST_RETRY_S, SHORTAGE, Attaching
+from .connect import make_connect
+
+if TYPE_CHECKING:
+    from ..python_proxy.keys import CurveKeys
 
 logger = logging.getLogger(__name__)
-
-_FIRST_RETRY_S = 0.005
-_LAST_RETRY_S = 0.25
-# How long nothing is said of an unload: a stop, or the load of another version, may follow.
-_QUIET_S = 2.0
-# What a system that is short of something says for a moment: no reason to give up.
-_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Worker:
@@ -89,34 +84,23 @@ class Worker:
         Raises:
             KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
         """
-        remedy = (
-            "Give the worker keys (curve_keys=CurveKeys(...); --curve-secret-key and --curve-server-key), or say so "
-            "where nobody else reaches the address (insecure=True; --insecure)"
-        )
-        check_keys_given(str(endpoint), has_keys=curve_keys is not None, insecure=insecure, remedy=remedy)
+        connect = make_connect(endpoint, model, curve_keys, insecure=insecure)
+        self._attaching = Attaching(model, endpoint, connect, self._notify)
         self.model = model
         self.endpoint = endpoint
-        self._curve_keys = curve_keys
         self._infer_func = infer_func
         self._unrecoverable = unrecoverable
         self._on_unrecoverable = on_unrecoverable
-        self._stands_in = stands_in
+        self._stands_in = Capability.STANDS_IN if stands_in else Capability(0)
         self.name = getattr(infer_func, "__qualname__", None) or type(infer_func).__name__
         # A copy: a context cannot be entered by two threads, and its owner may give it to several workers.
         self._context = contextvars.copy_context() if context is None else context.copy()
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
         self._warmup = warmup
         self._warm = threading.Event()
-        self._attached = threading.Event()
         self._counters = Counters() if counters is None else counters
         self._changed = threading.Condition()
-        self.connection: Connection | None = None
         self._ended = False
-        self._trying_since = 0.0
-        self._unsaid = ""  # why the last connection ended, where that was not logged so far
-        self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
-        self._stuck: str | None = None
         self._error: BaseException | None = None
         call_in_child(self, Worker._end_in_child)
 
@@ -130,7 +114,7 @@ class Worker:
         """
         if self._thread is not None:
             raise RuntimeError(f"the worker of model '{self.model.name}' was started before")
-        self._trying_since = time.monotonic()
+        self._attaching.begin()
         self._thread = threading.Thread(
             target=self._context.run, args=(self._run,), name=f"pytriton-{self.model.name}", daemon=True
         )
@@ -147,7 +131,7 @@ class Worker:
         """
         if self._thread is not None:
             raise RuntimeError(f"the worker of model '{self.model.name}' was started before")
-        self._trying_since = time.monotonic()
+        self._attaching.begin()
         self._thread = threading.current_thread()
         on_begin()
         self._context.run(self._run)
@@ -171,21 +155,8 @@ class Worker:
         Raises:
             AttachError: If its warm-up failed, it was refused, or it is not attached after `timeout_s` seconds.
         """
-        if not self._wait(self._attached, timeout_s):
-            raise self._not_attached(timeout_s)
-
-    def _not_attached(self, waited_s: float) -> AttachError:
-        # Who waits in steps, or for one worker after the other, has waited longer than this time.
-        waited_s = max(waited_s, time.monotonic() - self._trying_since)
-        what = f"the worker of model '{self.model.name}' was not attached after {waited_s:.3g} s"
-        if not self._warm.is_set():
-            return AttachError(
-                f"{what}: its warm-up is not over. Allow more time, or warm up with fewer or smaller requests"
-            )
-        return AttachError(
-            f"{what}: nobody accepts it at {self.endpoint}. Is tritonserver running, and has it loaded the model?"
-            f"{self._trouble}"
-        )
+        if not self._wait(self._attaching.attached, timeout_s):
+            raise self._attaching.not_attached(timeout_s, is_warm=self._warm.is_set())
 
     def _wait(self, event: threading.Event, timeout_s: float) -> bool:
         with self._changed:
@@ -207,7 +178,7 @@ class Worker:
             Whether it ended within `timeout_s` seconds. If not, the connection is cut, so that the callers of what is
             in flight get an error; the thread ends when the callable returns.
         """
-        self._stopping.set()
+        self._attaching.stopping.set()
         thread = self._thread
         if thread is None or not thread.is_alive():
             return True
@@ -239,9 +210,14 @@ class Worker:
         return self._thread is not None and self._thread.is_alive() and not self._ended
 
     @property
+    def connection(self) -> Link | None:
+        """Its connection to the proxy backend, while it is attached."""
+        return self._attaching.connection
+
+    @property
     def is_attached(self) -> bool:
         """Whether the worker is attached right now."""
-        return self._attached.is_set()
+        return self._attaching.attached.is_set()
 
     @property
     def stuck(self) -> str | None:
@@ -249,7 +225,7 @@ class Worker:
 
         Its callable took longer than the model allows and is still at it. It attaches again when the callable returns.
         """
-        return self._stuck
+        return self._attaching.stuck
 
     @property
     def error(self) -> BaseException | None:
@@ -288,14 +264,14 @@ class Worker:
 
     def _make_loop(self, loop: LazyLoop) -> bool:
         """Make the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
-        while not self._stopping.is_set():
+        while not self._attaching.stopping.is_set():
             try:
                 loop.make()
             except OSError as error:
-                if error.errno not in _SHORTAGE:
+                if error.errno not in SHORTAGE:
                     raise
-                self._note_trouble(f"no event loop can be made for its coroutines: {explain(error)}")
-                self._stopping.wait(_LAST_RETRY_S)
+                self._attaching.note_trouble(f"no event loop can be made for its coroutines: {explain(error)}")
+                self._attaching.stopping.wait(LAST_RETRY_S)
             else:
                 return True
         return False
@@ -305,7 +281,7 @@ class Worker:
         self._warmed()
         for connection in self._connections(self._max_in_flight, self._capabilities):
             if isinstance(connection, float):
-                self._stopping.wait(connection)
+                self._attaching.stopping.wait(connection)
                 continue
             with self._attachment(connection):
                 self._serve(service, connection, loop)
@@ -314,11 +290,11 @@ class Worker:
     _capabilities: int = CAPABILITIES | Capability.AHEAD | Capability.REFERENCES
     _max_in_flight = 1
 
-    def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
+    def _serve(self, service: Service, connection: Link, loop: LazyLoop) -> None:
         native = accelerator()
         # What somebody wants to be told of each batch, the accelerator does not tell.
         is_watched = service.is_logged or self._counters.meters is not None
-        if native is None or service.model.decoupled or is_watched or connection.__class__ is not Connection:
+        if native is None or service.model.decoupled or is_watched or not isinstance(connection, Connection):
             serve(service, connection, loop, self._give_up)
         else:
             serve_accelerated(service, connection, loop, self._give_up, native.Lane)
@@ -355,180 +331,33 @@ class Worker:
         elif not isinstance(error, self._unrecoverable):
             call_safely(logger.error, "model %s: the worker ended: %s", self.model.name, told_error(error))
 
-    def _connections(self, max_in_flight: int, capabilities: int) -> Iterator[Connection | float]:
-        """Attach until the worker is stopped.
-
-        Yields:
-            The connection when it is attached; where nobody listens, how long to wait before the next attempt, in
-            seconds.
-        """
-        pause_s = _FIRST_RETRY_S
-        while not self._stopping.is_set():
-            try:
-                connection = self._connect(max_in_flight, capabilities)
-            except (FileNotFoundError, ConnectionError, BlockingIOError):
-                self._say_lost(_QUIET_S)
-                yield pause_s
-                pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
-                continue
-            except PermissionError as error:
-                raise _not_allowed(self.endpoint) from error
-            except (GreetingTimeoutError, OSError) as error:
-                if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
-                    raise AttachError(
-                        f"{self.endpoint} is a socket at which no native proxy listens. One of a Python proxy is given "
-                        f"as an address: ipc://{self.endpoint}"
-                    ) from error
-                if isinstance(error, OSError) and error.errno not in _SHORTAGE:
-                    raise
-                self._note_trouble(_trouble_text(error))
-                yield _LAST_RETRY_S
-                continue
-            self._trouble = ""
-            self._check(connection)
-            self._say_lost()
-            logger.info("Serving model %s (version %d) at %s", self.model.name, self.model.version, self.endpoint)
-            with self._changed:
-                self.connection = connection
-                self._attached.set()
-                self._changed.notify_all()
-            if self._stopping.is_set():
-                # Where the proxy backend is gone already, the first read says so.
-                with contextlib.suppress(ConnectionLostError):
-                    connection.detach()
-            yield connection
-            pause_s = _FIRST_RETRY_S
-        if self._unsaid:
-            # Whoever has unloaded the model has stopped the worker as well.
-            self._unsaid = ""
-            self._note_detached("", logging.INFO)
-
-    def _note_trouble(self, reason: str) -> None:
-        """Log why it cannot attach, once as long as the reason is the same."""
-        trouble = f" The last attempt: {reason}"
-        if trouble != self._trouble:
-            logger.warning("model %s: cannot attach: %s; trying again", self.model.name, reason)
-        self._trouble = trouble
-
-    def _connect(self, max_in_flight: int, capabilities: int) -> Connection:
-        if isinstance(self.endpoint, str) and "://" in self.endpoint:
-            # Not at the top: most workers have no use for ZeroMQ.
-            from ..transport.zmq_connection import ZmqConnection
-
-            return ZmqConnection(
-                self.endpoint, self.name, max_in_flight=max_in_flight, model=self.model, keys=self._curve_keys
-            )
-        return Connection(
-            Path(self.endpoint),
-            self.name,
-            max_in_flight=max_in_flight,
-            model=self.model,
-            capabilities=capabilities | (Capability.STANDS_IN if self._stands_in else 0),
-        )
-
-    def _check(self, connection: Connection) -> None:
-        """Compare what the proxy backend serves with what this worker is for; closes the connection if they differ."""
-        welcome = connection.welcome
-        model = self.model
-        if (welcome.model_name, welcome.model_version) != (model.name, model.version):
-            connection.close()
-            raise AttachError(
-                f"{self.endpoint} serves model '{welcome.model_name}' version {welcome.model_version}, this worker "
-                f"is for model '{model.name}' version {model.version}: give each model its own socket"
-            )
-        if welcome.batching != model.batching or welcome.decoupled != model.decoupled:
-            connection.close()
-            raise AttachError(
-                f"the proxy backend of model '{model.name}' has batching={welcome.batching}, "
-                f"decoupled={welcome.decoupled}; this worker was made for batching={model.batching}, "
-                f"decoupled={model.decoupled}"
-            )
+    def _connections(self, max_in_flight: int, capabilities: int) -> Iterator[Link | float]:
+        return self._attaching.connections(self.name, max_in_flight, capabilities | self._stands_in)
 
     @contextlib.contextmanager
-    def _attachment(self, connection: Connection) -> Iterator[None]:
-        """See to the end of a connection; an end that is not the callable's fault is no error of the worker."""
-        watch: ConnectionWatch | None = None
-        try:
-            limit_s = connection.welcome.execution_timeout_s
-            if limit_s is not None:
-                name = f"pytriton-{self.model.name}-watch"
-                watch = ConnectionWatch(connection, name, lambda: self._note_stuck(limit_s))
+    def _attachment(self, connection: Link) -> Iterator[None]:
+        with self._attaching.attachment(connection, self.name):
             use_allocator(functools.partial(connection.lend_outputs, [spec.name for spec in self.model.outputs]))
-            yield
-            if self._stopping.is_set():
-                self._note_detached("", logging.INFO)
-            else:
-                self._unsaid = "the model was unloaded, or its server ended"
-        except ConnectionLostError as error:
-            self._note_detached(str(error), logging.WARNING)
-        except ProtocolError as error:
-            logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
-            self._stopping.wait(_LAST_RETRY_S)
-        except OSError as error:
-            if error.errno not in _SHORTAGE:
-                raise
-            self._note_trouble(_trouble_text(error))
-            self._stopping.wait(_LAST_RETRY_S)
-        finally:
-            use_allocator(None)
-            self._trying_since = time.monotonic()
-            self._attached.clear()
-            self.connection = None
-            if watch is not None:
-                watch.end()
-            connection.close()
-            if self._stuck is not None:
-                logger.warning("model %s: the callable has returned after all", self.model.name)
-                self._stuck = None
+            try:
+                yield
+            finally:
+                use_allocator(None)
 
-    def _note_detached(self, reason: str, level: int) -> None:
-        """Log the end of a connection, and why, unless the worker itself was to end it."""
-        name, version = self.model.name, self.model.version
-        if self._stopping.is_set():
-            logger.info("Detached from model %s (version %d) at %s", name, version, self.endpoint)
-        else:
-            logger.log(level, "Lost model %s (version %d): %s; attaching again", name, version, reason)
-
-    def _say_lost(self, after_s: float = 0.0) -> None:
-        """Log that the model was unloaded, unless that was no longer ago: the worker may be about to be stopped."""
-        if self._unsaid and time.monotonic() - self._trying_since >= after_s:
-            reason, self._unsaid = self._unsaid, ""
-            self._note_detached(reason, logging.INFO)
-
-    def _note_stuck(self, limit_s: float) -> None:
-        if self._stopping.is_set():
-            return
-        self._attached.clear()
-        self._stuck = (
-            f"the inference callable '{self.name}' of model '{self.model.name}' took longer than the execution "
-            f"timeout of {limit_s:g} s and has not returned; its worker gets no more batches until it does"
-        )
-        logger.error("%s. What it does right now:\n%s", self._stuck, stack_of(self._thread))
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _end_in_child(self) -> None:
         """In a forked child: a callable that returns there, too, must not become a second worker."""
         # Made anew: another thread may have held the locks of the old ones.
         self._changed = threading.Condition()
-        self._stopping = threading.Event()
-        self._stopping.set()
-        self._attached = threading.Event()
+        self._attaching.forget()
         self._counters.leave()
 
     def _give_up(self, failure: BaseException) -> None:
         if self._on_unrecoverable is not None:
             self._on_unrecoverable(failure)
         raise failure
-
-
-def _trouble_text(error: Exception) -> str:
-    return explain(error) if isinstance(error, OSError) else str(error)
-
-
-def _not_allowed(endpoint: Path | str) -> AttachError:
-    return AttachError(
-        f"user {os.geteuid()}, as which this worker runs, may not use the endpoint {endpoint}: it is for the user of "
-        "the server alone. Run the worker as that user"
-    )
 
 
 def _shown(error: BaseException) -> str:

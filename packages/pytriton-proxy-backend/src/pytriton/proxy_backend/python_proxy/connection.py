@@ -1,4 +1,4 @@
-"""The worker's end of a connection to the Python proxy: protocol 1 over ZeroMQ.
+"""`ZmqConnection`: the worker's end of a connection to the Python proxy, protocol 1 over ZeroMQ.
 
 Records lie in shared memory where worker and proxy have some, else each is a part of its message.
 """
@@ -17,19 +17,19 @@ import numpy as np
 from ..errors import ArenaFullError, AttachError, ConnectionLostError
 from ..model import ModelSpec
 from ..protocol.segments import State
-from ..protocol.worker import STREAM_WINDOW, WorkerProtocol
+from ..protocol.worker import STREAM_WINDOW
+from ..transport.arena import OwnedBlock, ViewedBlock
+from ..transport.link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
 from ..wire.batch import Batch, BatchMetadata, BatchReader
 from ..wire.layout import ErrorCode
 from ..wire.messages import BATCH, CANCEL, SEGMENT_CLOSE, named_segment
 from ..wire.record import Record
-from ..zmq_keys import CurveKeys
-from .arena import OwnedBlock, ViewedBlock
-from .connection import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Connection, hello_for
-from .zmq_memory import MemoryCaller, SharedMemory
-from .zmq_sockets import UnreachableError, WouldBlockError, ZmqSocket
+from .keys import CurveKeys
+from .memory import MemoryCaller, SharedMemory
+from .protocol import ZmqWorkerProtocol
+from .sockets import UnreachableError, WouldBlockError, ZmqSocket
 
 if TYPE_CHECKING:
-    # For types alone: a model of the Python flavour has this folder, and not that package.
     from pytriton.proxy.outputs import Forms
 
 _ROOM_POLL_S = 0.1
@@ -38,8 +38,10 @@ _GRACE_S = 1.0
 _ALIGNMENT = 16
 
 
-class ZmqConnection(Connection):
+class ZmqConnection(Link):
     """An attached worker of a Python proxy. Not thread-safe, apart from `detach` and `shutdown`."""
+
+    protocol: ZmqWorkerProtocol[OwnedBlock]
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class ZmqConnection(Connection):
         caller = MemoryCaller(address)
         try:
             hello = hello_for(name, model, max_in_flight, memory_token=caller.token)
-            self._prepare(WorkerProtocol(hello, self._free, named_releases=True))
+            super().__init__(ZmqWorkerProtocol(hello, self._free))
             self._greet()
             self._memory = caller.accepted(self.protocol.segments)
         except BaseException:
@@ -132,9 +134,7 @@ class ZmqConnection(Connection):
         self._link.wait(0)
         if not self._read_all():
             return None
-        batches = list(self._pending)
-        self._pending.clear()
-        return batches
+        return self._take_pending()
 
     def _read_all(self) -> bool:
         """Read what is there; says whether the connection goes on."""

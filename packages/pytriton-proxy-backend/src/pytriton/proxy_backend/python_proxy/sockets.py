@@ -24,7 +24,7 @@ import zmq.utils.monitor
 from zmq.auth.thread import ThreadAuthenticator
 
 from ..system.forks import call_in_child, replace_descriptors
-from ..zmq_keys import CurveKeys, KeyFileError, check_secret_file
+from .keys import CurveKeys, KeyFileError, check_secret_file
 
 logger = logging.getLogger(__name__)
 

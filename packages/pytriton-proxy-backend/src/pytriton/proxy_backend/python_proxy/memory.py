@@ -23,9 +23,9 @@ from ..model import MAX_ENDPOINT_BYTES
 from ..protocol.segments import PeerSegments
 from ..system.forks import close_in_child
 from ..system.peers import peer_credentials
+from ..transport.arena import OwnArena, OwnedBlock, PeerArena, ViewedBlock
 from ..wire import layout
 from ..wire.messages import HEADER_SIZE, SEGMENT, name_of, pack_segment, read_header
-from .arena import OwnArena, OwnedBlock, PeerArena, ViewedBlock
 
 logger = logging.getLogger(__name__)
 

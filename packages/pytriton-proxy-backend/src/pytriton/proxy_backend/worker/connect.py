@@ -1,0 +1,54 @@
+"""How a worker connects: to the socket of a native proxy, or to the address of a Python proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..model import ModelSpec
+from ..transport.connection import Connection
+from ..transport.link import Link
+
+if TYPE_CHECKING:
+    from ..python_proxy.keys import CurveKeys
+
+Connect = Callable[[str, int, int], Link]
+"""Connects and greets: takes the worker's name, how many batches it takes at once, and its capabilities."""
+
+
+def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None, *, insecure: bool) -> Connect:
+    """Return what connects a worker to an endpoint.
+
+    Args:
+        endpoint: The socket of a native proxy; the address of a Python proxy is a string with "://" in it.
+        model: What the worker serves.
+        keys: Keys for a Python proxy that asks for them.
+        insecure: Whether to attach to a `tcp://` address without keys.
+
+    Raises:
+        KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
+    """
+    address = str(endpoint)
+    if "://" not in address:
+
+        def connect(name: str, max_in_flight: int, capabilities: int) -> Link:
+            return Connection(Path(address), name, max_in_flight=max_in_flight, model=model, capabilities=capabilities)
+
+        return connect
+
+    from ..python_proxy.keys import check_keys_given
+
+    remedy = (
+        "Give the worker keys (curve_keys=CurveKeys(...); --curve-secret-key and --curve-server-key), or say so "
+        "where nobody else reaches the address (insecure=True; --insecure)"
+    )
+    check_keys_given(address, has_keys=keys is not None, insecure=insecure, remedy=remedy)
+
+    def connect_over_zmq(name: str, max_in_flight: int, _capabilities: int) -> Link:
+        # Not at the top: most workers have no use for ZeroMQ.
+        from ..python_proxy.connection import ZmqConnection
+
+        return ZmqConnection(address, name, max_in_flight=max_in_flight, model=model, keys=keys)
+
+    return connect_over_zmq
