@@ -490,7 +490,7 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
                     raise
                 was_unknown = True
             finally:
-                placed.leave()  # what is not given back: the server may still read it
+                placed.leave()  # leave the regions that were not given back: the server may still read them
 
 
 class DirectStreamsClient(AsyncioDecoupledModelClient):

@@ -19,20 +19,15 @@ __all__ = ["Waits"]
 
 Answer = TypeVar("Answer")
 
-# How long beyond its own deadline a call waits for the answer to the question of another one, whose deadline may be the
-# same, in seconds.
+# Seconds that a call waits beyond its own deadline for another task that asks the same question: the deadline of that
+# task may be the same, and its answer is then about to come.
 _MARGIN_S = 0.05
 
 
 class Waits:
-    """Pauses and shared questions of a client and its views. Warns if they are garbage-collected without ``close``.
+    """Pauses and shared questions of a client and its views.
 
-    Args:
-        text: The ``repr`` of the client, for the warning.
-        transport: The transport of the client.
-
-    Attributes:
-        is_closed: Whether ``close`` has been called.
+    Python warns if they are garbage-collected before ``close``.
     """
 
     def __init__(self, text: str, transport: AsyncTransport) -> None:
@@ -54,7 +49,7 @@ class Waits:
             self.is_closed = True
             pauses = tuple(self._pauses)
         for pause in pauses:
-            with contextlib.suppress(RuntimeError):  # of a loop that was closed in the middle of a pause
+            with contextlib.suppress(RuntimeError):  # the loop was closed during the pause
                 pause.get_loop().call_soon_threadsafe(_wake, pause)
 
     async def pause(self, seconds: float) -> None:
@@ -76,12 +71,7 @@ class Waits:
     async def share(self, ask: Callable[[], Awaitable[Answer]], deadline: Deadline, target: Target) -> Answer:
         """Ask the server about the model, from one task of each event loop at a time.
 
-        The other tasks wait for it. If it is cancelled or fails, the next one asks, unless its deadline has passed.
-
-        Args:
-            ask: Asks the server, or returns what has become known meanwhile.
-            deadline: Until when to wait for another task.
-            target: The model, for errors.
+        The other tasks wait for it; if it is cancelled or fails, the next one asks, unless its deadline has passed.
         """
         loop = asyncio.get_running_loop()
         while (question := self._questions.get(loop)) is not None:

@@ -89,7 +89,7 @@ class BaseModelClient:
 
     _library_suffix = ""
     _reads_streams = False
-    # The classes for the models of either kind, for errors.
+    # Error texts name these classes, one for each kind of model.
     _coupled_class = "ModelClient"
     _decoupled_class = "DecoupledModelClient"
 
@@ -297,7 +297,7 @@ class BaseModelClient:
         return f"<{type(self).__name__} for {self._target.model} at {self._target.url}>"
 
     def _call_deadline(self) -> Deadline | None:
-        """Return the deadline of a whole call, if the option ``timeout_s`` sets one; else each step has its own."""
+        """Return the deadline of a whole call if the option ``timeout_s`` sets one, else that of each step."""
         timeout_s = self._options.timeout_s
         return None if timeout_s is None else Deadline(timeout_s)
 
@@ -308,8 +308,8 @@ class BaseModelClient:
         return Deadline(self._init_timeout_s)
 
     def _patience_s(self, deadline: Deadline) -> float | None:
-        """Return how much of a wait for the model may pass with a server that says that it has none of the name."""
-        # The time of a call is one that the script has asked for.
+        """Return how long to wait for a model that a ready server does not know; ``None`` is until the deadline."""
+        # If the caller set the deadline of this call, the wait lasts until then.
         return self._unknown_model_timeout_s if deadline.timeout_s == self._init_timeout_s else None
 
     def _forget_model(self) -> None:
@@ -326,11 +326,7 @@ class BaseModelClient:
     def _build_request(
         self, spec: ModelSpec, call: Call, check: Callable[[ModelSpec], None], *, is_batch: bool
     ) -> InferRequest:
-        """Return the request for a model.
-
-        Raises:
-            PyTritonClientError: The call is not one for this model.
-        """
+        """Return the request for a model."""
         check(spec)
         request = build_request(
             spec,
@@ -340,7 +336,7 @@ class BaseModelClient:
             request_id=self._request_ids.next(),
             is_batch=is_batch,
         )
-        # Of a specification that the user brought, the server is to judge.
+        # If the user gave the specification, it may be wrong, so the server has to check the shapes.
         is_given = self._model_info.given is not None
         error = None if is_given else find_wrong_shape(spec, request, is_batch=is_batch)
         if error is not None:
@@ -365,10 +361,9 @@ class BaseModelClient:
 
 
 def check_made_anew(anew: Made, refused: Made, error: PyTritonClientError) -> Made:
-    """Return what is sent in place of what a server has refused, where that was refused for its form.
+    """Return the request that replaces one that the server refused for its form.
 
-    Raises:
-        PyTritonClientError: The one of the server, which has looked at the request.
+    Raises the server's error if the model has not changed.
     """
     if is_same_form(anew[1], refused[1]):
         raise error

@@ -292,7 +292,7 @@ class FuturesModelClient(BaseModelClient):
             queue_timeout_s = self._queue_timeout_s
             run_call = functools.partial(call, client)
         else:
-            # The timeout is that of the whole call, including the wait in the queue.
+            # The timeout covers the whole call, including the wait in the queue.
             deadline = self._call_deadline()
             queue_timeout_s = self._queue_timeout_s if deadline is None else deadline.timeout_s
             run_call = functools.partial(_call_with_options, call, client, options, deadline)
@@ -332,10 +332,10 @@ def _call_with_options(
 
 
 class _Lifetime:
-    """Is referenced by all views of a client, so that its finalizer runs when the last of them is gone."""
+    """All views of a client refer to this object, so its finalizer runs when the last of them is gone."""
 
 
 def _check_limit(size: int | None, name: str) -> None:
-    # ValueError and no error of ours, as PyTriton raises it.
+    # This is a ValueError and not one of our errors because PyTriton raises that.
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size <= 0):
         raise ValueError(f"{name} must be greater than 0: expected a whole number or None, received {size!r}.")

@@ -33,19 +33,9 @@ class PoolFullError(Exception):
 class CallPool:
     """A thread pool with a bounded queue.
 
-    A thread is started when a call comes and no thread is idle, until there are ``max_workers``. After that, calls
-    queue. The threads end when the pool is closed and the queue is empty. An interpreter that ends does not wait for
-    them: calls that have not begun are cancelled then.
-
-    Args:
-        max_workers: The most threads; ``None`` for no limit.
-        max_queue_size: The most calls that wait for a thread; ``None`` for no limit.
-        release: Called once, when the pool is closed and its last call is over.
-
-    Attributes:
-        max_workers: The most threads.
-        max_queue_size: The most calls that wait for a thread.
-        is_closed: Whether ``close`` has been called.
+    It starts a thread when a call comes and no thread is idle, up to ``max_workers``; further calls queue. The
+    interpreter does not wait for the threads: it cancels calls that have not begun. ``release`` is called once, when
+    the pool is closed and its last call is over.
     """
 
     def __init__(self, max_workers: int | None, max_queue_size: int | None, release: Callable[[], None]) -> None:
@@ -63,23 +53,14 @@ class CallPool:
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._queue_has_room = threading.Condition(self._lock)
-        # Calls that the parent of a forked child has queued are the parent's, as its threads are.
+        # A forked child drops the calls that its parent has queued: it has none of the parent's threads.
         self._queue: deque[_WorkItem] = deque()
         self._threads: set[threading.Thread] = set()
-        # Threads that wait for a call, or are about to.
+        # How many threads wait for a call, or are about to.
         self._idle = 0
 
     def submit(self, call: Callable[[], Result], deadline: Deadline | None) -> Future[Result]:
-        """Queue a call and return its future.
-
-        Args:
-            call: The function that a thread calls.
-            deadline: Until when to wait for room in the queue; ``None`` does not wait.
-
-        Raises:
-            PoolClosedError: The pool has been closed.
-            PoolFullError: There was no room in time.
-        """
+        """Queue a call and return its future."""
         item = _WorkItem(call)
         with self._lock:
             while not self._try_reserve():
@@ -91,10 +72,9 @@ class CallPool:
         return item.future
 
     def close(self, *, wait: bool) -> None:
-        """Take no more calls. Those that were taken are carried out. A second call may wait where the first did not.
+        """Take no more calls; those that were taken are carried out.
 
-        Args:
-            wait: Whether to wait for them; not for the thread that calls this.
+        Only a thread that runs no call may wait for them.
         """
         with self._lock:
             self.is_closed = True
@@ -107,8 +87,8 @@ class CallPool:
                 thread.join()
 
     def close_soon(self) -> None:
-        """Close without the lock, which the thread that the garbage collector runs in may have: a thread does it."""
-        with contextlib.suppress(RuntimeError):  # of an interpreter that is about to end, which abandons the calls
+        """Close in another thread: the garbage collector, which calls this, may run in a thread that holds the lock."""
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end, and abandons the calls
             threading.Thread(
                 target=self.close, name="pytriton-client-futures-end", kwargs={"wait": False}, daemon=True
             ).start()
@@ -123,10 +103,10 @@ class CallPool:
         self.close(wait=False)
 
     def _try_reserve(self) -> bool:
-        """Return whether a call can be queued now. Starts a thread for it where that is allowed and needed."""
+        """Return whether a call can be queued now, and start a thread for it if one is needed and allowed."""
         if self.is_closed:
             raise PoolClosedError
-        # A call that an idle thread is about to take does not wait.
+        # An idle thread is about to take this call, so it does not count as queued.
         if len(self._queue) < self._idle:
             return True
         if self.max_workers is None or len(self._threads) < self.max_workers:
@@ -151,16 +131,16 @@ class CallPool:
             try:
                 item.run()
             except BaseException:
-                # Its future has what the call has raised; whatever else it is, the next call needs a thread.
+                # The future holds what the call raised. If setting it fails, the thread still takes the next call.
                 logger.exception("The result of a call could not be handed over.")
-            # So that the result does not live on while the thread waits for another call.
+            # Otherwise the result would live on while the thread waits for another call.
             del item
             with self._lock:
                 self._idle += 1
         self._release_if_over()
 
     def _get(self) -> _WorkItem | None:
-        """Wait for the next call; ``None`` where there will be none."""
+        """Wait for the next call; ``None`` if the pool is closed."""
         with self._lock:
             while not self._queue:
                 if self.is_closed:
@@ -206,7 +186,7 @@ _pools: weakref.WeakSet[CallPool] = weakref.WeakSet()
 
 def _abandon_at_exit(pool: CallPool) -> None:
     if not _pools:
-        # It may be registered more than once.
+        # The function may be registered more than once.
         atexit.register(_abandon_all)
     _pools.add(pool)
 

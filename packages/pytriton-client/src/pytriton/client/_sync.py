@@ -244,11 +244,7 @@ class ModelClient(BaseModelClient):
         return self._drive(self._shared_memory.infer(spec, request, timeout_s))
 
     def _make(self, build: Callable[[ModelSpec], Made], deadline: Deadline | None) -> Made:
-        """Make a call to the model, as it is known or, where the call does not fit that, as it is now.
-
-        Raises:
-            PyTritonClientError: What is wrong with the call.
-        """
+        """Make a call to the model as it is known; if the call does not fit, read the model again."""
         spec = self._get_spec(deadline)
         try:
             return build(spec)
@@ -265,11 +261,7 @@ class ModelClient(BaseModelClient):
         made: Made,
         error: PyTritonClientInferenceServerError,
     ) -> Made:
-        """Make a call that the server has refused to the model as it is now.
-
-        Raises:
-            PyTritonClientError: The one of the server, where the model is what it was.
-        """
+        """Build a refused call again for the model as it is now; raise the error if the model is the same."""
         is_refusal = may_be_refusal(error, is_stream=made[2] is not None)
         changed = self._find_change(made[0], deadline) if is_refusal else None
         if changed is None:
@@ -343,8 +335,8 @@ class ModelClient(BaseModelClient):
             raise closed_error(self._target.model_name, self._target.url, self._class_name)
 
 
-# PyTriton's client waits without a limit, whatever it is given, and there are programs that give it 0.1 seconds. This
-# lets them run, and still ends a wait that would be for ever.
+# PyTriton's client waits without a limit, whatever it is given, and some scripts pass 0.1 seconds. They work here, and
+# a wait still ends.
 _LEAST_RESPONSE_TIMEOUT_S = 60.0
 
 
@@ -494,7 +486,7 @@ class DecoupledModelClient(ModelClient):
                     raise
                 was_unknown = True
             finally:
-                placed.leave()  # what is not given back: the server may still read it
+                placed.leave()  # leave the regions that were not given back: the server may still read them
 
 
 def _receive(stream: ResponseStream, timeout_s: float) -> Generator[InferResponse, None, None]:

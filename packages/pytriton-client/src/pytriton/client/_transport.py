@@ -30,10 +30,9 @@ class ResponseStream(Protocol):
     """The responses to one request, read by one thread at a time."""
 
     def receive(self, timeout_s: float) -> InferResponse | None:
-        """Return the next response, or ``None`` after the last one. The first call sends the request.
+        """Return the next response, or ``None`` after the last one, within ``timeout_s``.
 
-        Ends within ``timeout_s`` seconds, and raises only the errors that ``Transport`` names, after which there is
-        nothing left to receive.
+        The first call sends the request; nothing can be received after an error.
         """
         ...
 
@@ -71,11 +70,7 @@ class Transport(Protocol):
         ...
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> ResponseStream:
-        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it.
-
-        Raises:
-            PyTritonClientValueError: The protocol has no way to send it.
-        """
+        """Prepare an inference request with any number of responses. The first ``receive`` sends it."""
         ...
 
     def load_model(
@@ -147,11 +142,7 @@ class AsyncTransport(Protocol):
         ...
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncResponseStream:
-        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it.
-
-        Raises:
-            PyTritonClientValueError: The protocol has no way to send it.
-        """
+        """Prepare an inference request with any number of responses. The first ``receive`` sends it."""
         ...
 
     async def load_model(
@@ -197,18 +188,7 @@ def make_transport(
     max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     client: str = "ModelClient",
 ) -> Transport:
-    """Return the transport for an address. Nothing is sent yet.
-
-    Args:
-        url: The server.
-        access_token: Sent with every request; ``None`` for a server that asks for none.
-        tls: Certificates for an encrypted connection.
-        max_response_bytes: The largest response that is taken.
-        client: The class of the client, for errors.
-
-    Raises:
-        PyTritonClientValueError: The certificates cannot be read.
-    """
+    """Return the transport for an address. Nothing is sent yet."""
     headers = create_auth_headers(access_token, url.protocol) if access_token else {}
     if url.protocol == "grpc":
         from ._grpc.transport import GrpcTransport
@@ -228,10 +208,7 @@ def make_async_transport(
     *,
     direct_streams: bool = False,
 ) -> AsyncTransport:
-    """Return the transport of an asyncio client for an address. Nothing is sent yet.
-
-    Args and errors are those of ``make_transport``; `direct_streams` is that of ``AsyncGrpcTransport``.
-    """
+    """Return the transport of an asyncio client for an address. Nothing is sent yet."""
     headers = create_auth_headers(access_token, url.protocol) if access_token else {}
     if url.protocol == "grpc":
         from ._grpc.asyncio_transport import AsyncGrpcTransport
@@ -243,12 +220,9 @@ def make_async_transport(
 
 
 def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
-    """Return a client of tritonclient itself for an address; nothing is sent yet.
+    """Return a client of tritonclient for an address; nothing is sent yet.
 
-    Args:
-        url: The server.
-        network_timeout_s: For connecting and for each read over HTTP, in seconds. gRPC takes its limit with each call.
-        tls: Certificates for an encrypted connection.
+    ``network_timeout_s`` limits connecting and each read over HTTP; gRPC takes its limit with each call.
     """
     if url.protocol == "grpc":
         from ._grpc import transport as grpc_transport

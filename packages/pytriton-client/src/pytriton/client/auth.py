@@ -8,7 +8,7 @@ __all__ = ["create_auth_headers", "extract_access_token_from_headers"]
 
 _HEADER_OF_PROTOCOL = {
     "http": "triton-access-token",
-    # Triton expects the prefix in gRPC metadata, and only there.
+    # Triton expects this prefix in gRPC metadata only.
     "grpc": "triton-grpc-protocol-triton-access-token",
 }
 

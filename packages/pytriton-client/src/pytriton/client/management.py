@@ -35,11 +35,7 @@ __all__ = [
 
 
 def make_grpc_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
-    """Return what a gRPC channel needs for its encryption; ``None`` for an address without.
-
-    Raises:
-        PyTritonClientValueError: The certificates cannot be read.
-    """
-    from ._grpc.transport import make_credentials  # which imports gRPC
+    """Return what a gRPC channel needs for its encryption; ``None`` for an address without."""
+    from ._grpc.transport import make_credentials  # it imports gRPC
 
     return make_credentials(url, tls)

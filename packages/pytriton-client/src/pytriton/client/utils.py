@@ -180,7 +180,7 @@ def _deadline(timeout_s: float | None, default_s: float) -> Deadline:
     return Deadline(check_timeout(default_s if timeout_s is None else timeout_s, "timeout_s"))
 
 
-# What asyncio_utils uses, too.
+# asyncio_utils uses these, too.
 
 
 def find_model_state(index: Any, model_name: str, model_version: str | None) -> ModelState:
@@ -209,14 +209,7 @@ def server_not_ready_error(deadline: Deadline) -> PyTritonClientTimeoutError:
 def model_not_ready_error(
     model_name: str, version: str, deadline: Deadline, detail: str
 ) -> PyTritonClientModelNotReadyError:
-    """Make the error of a wait for a model that has timed out.
-
-    Args:
-        model_name: The model.
-        version: The version as ``to_version_text`` returns it.
-        deadline: The deadline that has passed.
-        detail: The end of the message.
-    """
+    """Make the error of a wait for a model that took too long; ``detail`` ends its text."""
     return PyTritonClientModelNotReadyError(
         f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. {detail}",
         model_name=model_name,
@@ -227,12 +220,7 @@ def model_not_ready_error(
 
 
 def is_not_ready_status(error: Exception, *others: str) -> bool:
-    """Return whether the gRPC status in an error of tritonclient means that server or model are not ready yet.
-
-    Args:
-        error: What a call raised.
-        others: Names of status codes that mean this, too.
-    """
+    """Return whether an error of tritonclient says that the server or the model is not ready yet."""
     status = getattr(error, "status", None)
     return callable(status) and status() in ("StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND", *others)
 

@@ -15,27 +15,14 @@ __all__ = ["to_wire_array"]
 
 
 def to_wire_array(value: object, tensor: TensorSpec, casting: Casting = "safe") -> npt.NDArray[Any]:
-    """Convert one input to the declared type, where no value changes by that.
+    """Convert one input to the declared type if no value changes.
 
-    Arrays are converted only where numpy calls it safe (``int32`` to ``int64``): somebody chose the type of an array.
-    With ``casting="same_kind"`` they lose precision where need be (``float64`` to ``float32``), but no value its range.
-    Nobody chose one for lists and scalars, so their values decide. Text is encoded as UTF-8.
-
-    Args:
-        value: An array of any layout, a (nested) list, a scalar, or anything else that ``np.asarray`` takes.
-        tensor: What the model declares. Its shape is left to the server, but for scalars: see the result.
-        casting: Which conversions of arrays are wanted.
-
-    Returns:
-        An array of the declared type; strings are an object array of ``bytes``, or an ``S`` array as it was given. The
-        shape is that of the value; a scalar for a tensor whose every length may be 1 becomes an array of that rank.
-
-    Raises:
-        PyTritonClientValueError: The value has another type, or an element does not fit.
+    Arrays follow numpy's safe casting, or ``casting``; of lists and scalars, whose type nobody chose, the values
+    decide. Text is encoded as UTF-8. A scalar for a tensor whose every length may be 1 becomes an array of that rank.
     """
     array = _to_byte_strings(value, tensor) if tensor.dtype is np.bytes_ else _to_numbers(value, tensor, casting)
     if array.ndim == 0 and not isinstance(value, np.ndarray) and all(length in (1, -1) for length in tensor.shape):
-        # No tensor of Triton is without axes, so a scalar can only mean this.
+        # Triton has no tensor without axes, so a scalar means one element.
         array = array.reshape((1,) * len(tensor.shape))
     return array
 
@@ -45,7 +32,7 @@ def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDAr
     if _has_own_type(value):
         array = np.asarray(value)
         if array.dtype == target:
-            # Equal types may still differ in byte order, and the wire is little-endian.
+            # Equal types may still differ in byte order; Triton reads little-endian.
             return array.astype(target, copy=False)
         if np.can_cast(array.dtype, target, "safe"):
             return array.astype(target)
@@ -58,12 +45,12 @@ def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDAr
     try:
         array = np.asarray(value)
         if target.kind in "iu" and array.dtype.kind in "fO":
-            # What numpy makes of whole numbers on both sides of 2**63, and of larger ones.
+            # numpy makes floats or objects of whole numbers on both sides of 2**63, and of larger ones.
             array = _to_integers(value, tensor) if _are_integers(value) else array
     except (TypeError, ValueError) as error:
         _refuse(tensor, f"values of {target.name}", f"{_show(value)} ({error})", cause=error)
     if array.size == 0 and array.dtype.kind == "f":
-        return array.astype(target)  # numpy takes an empty list for floats
+        return array.astype(target)  # numpy reads an empty list as floats
     if array.dtype.kind not in "biuf" and array.dtype != target:
         _refuse(tensor, f"values of {target.name}", f"{_show(value)}, which numpy reads as {array.dtype}")
     return _convert_values(array, target, value, tensor)
@@ -83,14 +70,14 @@ def _to_integers(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
 
 
 def _advise(array: npt.NDArray[Any], target: np.dtype[Any], *, is_same_kind: bool) -> str:
-    """Say how an array becomes one of another type, where its values stay what they are by that."""
+    """Say how the caller can convert an array to another type without changing its values."""
     if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
         return ""
     part = ".real" if array.dtype.kind == "c" else ""
     with np.errstate(all="ignore"):
         if (part and array.imag.any()) or not _keeps_values(array.real, array.real.astype(target)):
             return f"Some of its values are none of {target.name}."
-    # numpy has no bfloat16 of its own, and before its version 2 no name for bool.
+    # numpy has no bfloat16 of its own, and numpy 1 has no name for its bool.
     name = {"bfloat16": "ml_dtypes.bfloat16", "bool": "np.bool_"}.get(target.name, f"np.{target.name}")
     advice = f"Convert it with {part}.astype({name})"
     return advice + (', or call client.with_options(casting="same_kind").' if is_same_kind else ".")
@@ -125,7 +112,7 @@ def _to_byte_strings(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
             # As objects, because numpy cuts trailing zero bytes when it makes an S array.
             array = np.array(value, dtype=object)
             if array.size and type(array.flat[0]) is int:
-                array = np.array(_freeze(value), dtype=object)  # numpy takes a bytearray for a list
+                array = np.array(_freeze(value), dtype=object)  # numpy would read a bytearray as a list of numbers
         except ValueError as error:
             _refuse(tensor, "bytes or str", f"{_show(value)} ({error})", cause=error)
     if array.dtype.kind == "S":
@@ -159,10 +146,7 @@ def _encode(element: object, index: int, tensor: TensorSpec) -> bytes:
 
 
 def _has_own_type(value: object) -> bool:
-    """Return whether somebody chose a type for the value.
-
-    An array of numpy or of another library, but no numpy scalar.
-    """
+    """Return whether somebody chose a type for the value: it is an array of numpy or another library."""
     if isinstance(value, np.ndarray):
         return True
     return hasattr(value, "__array__") and not isinstance(value, np.generic)

@@ -25,15 +25,8 @@ class LoopsClosedError(Exception):
 class PerLoop(Generic[State]):
     """Makes an object for each event loop, and closes it in that loop.
 
-    ``asyncio.run`` closes the asynchronous generators of its loop before it closes the loop. One that only waits for
-    that is how the loop's connections are closed with it, where the client lives on to serve another loop.
-
-    Args:
-        make: Makes the object of a loop; called while the loop runs.
-        close: Closes an object; awaited in its loop.
-
-    Attributes:
-        is_closed: Whether ``close`` has been called.
+    ``asyncio.run`` closes the asynchronous generators of a loop before the loop itself, so a generator that waits for
+    this closes the object. A client can then serve another loop.
     """
 
     def __init__(self, make: Callable[[], State], close: Callable[[State], Awaitable[None]]) -> None:
@@ -46,14 +39,13 @@ class PerLoop(Generic[State]):
     async def get(self) -> State:
         """Return the object of the running loop, made at the first call.
 
-        Raises:
-            LoopsClosedError: ``close`` has been called.
+        Raises ``LoopsClosedError`` after ``close``.
         """
         loop = asyncio.get_running_loop()
         entry = self._entries.get(loop)
         if entry is None:
             entry = self._add(loop)
-            await entry[1].__anext__()  # as far as its yield; nothing waits in between
+            await entry[1].__anext__()  # runs the generator up to its yield, which takes no wait
         return entry[0]
 
     def _add(self, loop: asyncio.AbstractEventLoop) -> tuple[State, AsyncGenerator[None, None]]:
@@ -101,7 +93,7 @@ class PerLoop(Generic[State]):
 
 def _close_in(loop: asyncio.AbstractEventLoop, ending: AsyncGenerator[None, None]) -> None:
     if not loop.is_closed():
-        with contextlib.suppress(RuntimeError):  # it may be closed by now
+        with contextlib.suppress(RuntimeError):  # the loop may have been closed in the meantime
             loop.call_soon_threadsafe(_close_soon, ending)
 
 

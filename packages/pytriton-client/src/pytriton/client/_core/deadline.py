@@ -14,15 +14,7 @@ _LONGEST_S = 2_000_000.0
 
 
 def check_timeout(timeout_s: float, name: str) -> float:
-    """Return a timeout that sockets can keep.
-
-    Args:
-        timeout_s: In seconds. Over 23 days it is cut to that.
-        name: The argument, for the error.
-
-    Raises:
-        PyTritonClientValueError: It is no number, not a number, or not above zero.
-    """
+    """Return a timeout that sockets can keep: over 23 days it is cut to that."""
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not is_number or math.isnan(timeout_s) or timeout_s <= 0:
         raise PyTritonClientValueError(
@@ -35,11 +27,7 @@ def check_timeout(timeout_s: float, name: str) -> float:
 
 
 class Deadline:
-    """A point in time, and how long it was away when it was set.
-
-    Args:
-        timeout_s: Seconds from now.
-    """
+    """A point in time, and how long it was away when it was set."""
 
     __slots__ = ("_end", "timeout_s")
 

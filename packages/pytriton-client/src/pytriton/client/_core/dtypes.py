@@ -29,15 +29,7 @@ _DATATYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 def dtype_of(datatype: str) -> type[np.generic]:
-    """Return the numpy scalar type for a data type of the protocol or of a model configuration.
-
-    Args:
-        datatype: ``"FP32"`` as in requests, or ``"TYPE_FP32"`` as in configurations. Strings (``"BYTES"``,
-            ``"TYPE_STRING"``) give ``np.bytes_``.
-
-    Raises:
-        PyTritonClientError: No such data type, or bfloat16 without the ml_dtypes package.
-    """
+    """Return the numpy scalar type for a data type of the protocol or of a model configuration."""
     name = datatype.removeprefix("TYPE_")
     if name == "STRING":
         name = "BYTES"
@@ -58,11 +50,7 @@ def dtype_of(datatype: str) -> type[np.generic]:
 
 
 def datatype_of(dtype: Any) -> str | None:
-    """Return the data type of the protocol for a numpy type, or ``None`` where it has none.
-
-    Args:
-        dtype: Whatever ``np.dtype`` takes. Byte strings, text and objects are all ``"BYTES"``.
-    """
+    """Return the data type of the protocol for a numpy type, or ``None`` where it has none."""
     known = np.dtype(dtype)
     if known.kind in "SUOT":
         return "BYTES"

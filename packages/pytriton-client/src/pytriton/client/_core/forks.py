@@ -17,11 +17,9 @@ _calls: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKe
 
 
 def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
-    """Have a function called in forked children, as long as there is an object.
+    """Call a function in forked children while ``owner``, its argument, exists.
 
-    Args:
-        owner: The object, which is passed to the function. It has one function at most.
-        function: A plain function, which takes no lock that a thread of the parent may have.
+    An owner has at most one function, which must not take a lock that a thread of the parent may hold.
     """
     _watch_forks()
     _calls[owner] = function

@@ -35,7 +35,7 @@ Headers = Mapping[str, str | int | bool] | npt.NDArray[Any] | None
 Casting = Literal["safe", "same_kind"]
 """How an array becomes one of the declared dtype, in the words of numpy."""
 
-# Parameters with a meaning in the protocol, which tritonclient takes as arguments.
+# These parameters have a meaning in the protocol; tritonclient takes them as arguments.
 _OPTIONS: dict[str, tuple[type, ...]] = {
     "priority": (int,),
     "timeout": (int,),
@@ -45,7 +45,7 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
 }
 _RESERVED = ("headers", "binary_data_output")
 _RESERVED_PREFIX = "triton_"
-# Set by the transports. A second one could make the server read the request in another way.
+# The transports set these headers. A second one could make the server read the request in another way.
 _RESERVED_HEADERS = (
     "connection",
     "content-encoding",
@@ -90,11 +90,7 @@ class CallOptions:
         headers: Mapping[str, str | int | bool] | None = None,
         casting: Casting | None = None,
     ) -> CallOptions:
-        """Return these options with others in their place; ``None`` keeps one, and mappings are joined.
-
-        Raises:
-            PyTritonClientValueError: One cannot be sent.
-        """
+        """Return these options with others in their place; ``None`` keeps one, and mappings are joined."""
         custom, options = check_parameters(parameters)
         if priority is not None:
             options.update(check_parameters({"priority": priority})[1])
@@ -125,14 +121,7 @@ def _check_casting(casting: Casting) -> Casting:
 
 
 def check_parameters(parameters: object) -> tuple[dict[str, ParameterValue], dict[str, Any]]:
-    """Return the custom parameters, and those that Triton gives a meaning to.
-
-    Args:
-        parameters: A mapping of names to strings, integers, floats and booleans; ``None`` is an empty one.
-
-    Raises:
-        PyTritonClientValueError: One of them cannot be sent.
-    """
+    """Return the custom parameters, and those that Triton gives a meaning to."""
     custom: dict[str, ParameterValue] = {}
     options: dict[str, Any] = {}
     for name, value in _check_names(parameters, "Parameter").items():
@@ -144,7 +133,7 @@ def check_parameters(parameters: object) -> tuple[dict[str, ParameterValue], dic
             value = value.item()
         _check_value(name, value)
         if name in _OPTIONS:
-            # By type() and not isinstance(), which would take True for a priority of 1.
+            # type() and not isinstance(), because True is an instance of int.
             if type(value) not in _OPTIONS[name]:
                 types = " or ".join(kind.__name__ for kind in _OPTIONS[name])
                 _refuse_value("Parameter", name, f"of the type that Triton gives to it, {types}", value)
@@ -157,14 +146,7 @@ def check_parameters(parameters: object) -> tuple[dict[str, ParameterValue], dic
 
 
 def check_headers(headers: object) -> dict[str, str]:
-    """Return headers as they are sent.
-
-    Args:
-        headers: A mapping of names to strings, integers and booleans; ``None`` is an empty one.
-
-    Raises:
-        PyTritonClientValueError: One of them cannot be sent.
-    """
+    """Return headers as they are sent."""
     checked: dict[str, str] = {}
     for name, value in _check_names(headers, "Header").items():
         if not _HEADER_NAME.fullmatch(name):
@@ -216,7 +198,7 @@ def _check_names(mapping: object, kind: str) -> Mapping[str, Any]:
 
 
 def _check_request_id(request_id: str) -> str:
-    # It stands in lines of the server's log, which a line break in it would fake.
+    # The id appears in lines of the server's log; a line break in it could fake a line.
     if not isinstance(request_id, str) or not request_id or not request_id.isprintable() or not _is_unicode(request_id):
         raise PyTritonClientValueError(
             f"Expected request_id to be printable text; received {request_id!r}.",

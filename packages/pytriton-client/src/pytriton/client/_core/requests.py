@@ -95,7 +95,7 @@ class ModelResult(dict[str, Any]):
 
 
 class RequestIds:
-    """Ids that tell a request from those of all other clients, in the log of a server that many of them call."""
+    """Ids of requests that no other client uses, so that the log of a shared server tells clients apart."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -215,18 +215,7 @@ def check_call(
     headers: object,
     options: CallOptions = NO_OPTIONS,
 ) -> Call:
-    """Check all that can be checked without knowing the model.
-
-    Args:
-        args: Inputs by position.
-        named: Inputs by name.
-        parameters: Request parameters; an array is the input of that name.
-        headers: HTTP headers or gRPC metadata; an array is the input of that name.
-        options: What goes with every call through this view of the client; the call itself has the last word.
-
-    Raises:
-        PyTritonClientValueError: Parameters or headers cannot be sent.
-    """
+    """Check all that can be checked without knowing the model."""
     if hasattr(parameters, "__array__"):
         named, parameters = {**named, "parameters": parameters}, None
     if hasattr(headers, "__array__"):
@@ -243,21 +232,7 @@ def check_call(
 def build_request(
     spec: ModelSpec, call: Call, *, model_name: str, model_version: str | None, request_id: str, is_batch: bool
 ) -> InferRequest:
-    """Turn checked arguments into a request for a known model.
-
-    Args:
-        spec: The model.
-        call: The checked arguments.
-        model_name: The model to ask.
-        model_version: The version to ask; ``None`` is the latest.
-        request_id: The id of the request, unless the caller chose one.
-        is_batch: Whether the arrays have a batch axis, ``(batch, *shape)``; else one is added where the model has one.
-
-    Raises:
-        PyTritonClientModelDoesntSupportBatchingError: A batch for a model that takes one sample at a time.
-        PyTritonClientValueError: There are no inputs and the model has some, they are not those of the model, or they
-            differ in their batch size.
-    """
+    """Turn checked arguments into a request for a known model."""
     if is_batch and not spec.batching:
         raise PyTritonClientModelDoesntSupportBatchingError(
             f"Model {spec.model_name} doesn't support batching - use infer_sample method instead.",
@@ -265,7 +240,7 @@ def build_request(
             model_version=model_version,
         )
     if not call.inputs and spec.inputs:
-        # Of a model without inputs this is the only way to ask it.
+        # A model without inputs is asked without inputs.
         raise PyTritonClientValueError(
             f"Provide input data: model {spec.model_name} expected at least one of its inputs "
             f"{', '.join(repr(tensor.name) for tensor in spec.inputs)}, received none.",
@@ -273,7 +248,7 @@ def build_request(
         )
     inputs = [(tensor, to_wire_array(value, tensor, call.casting)) for tensor, value in _pair(spec, call)]
     if is_batch:
-        # One value for each sample, as the author of a function with `list[str]` says it, too.
+        # The author of a function with `list[str]` passes one value for each sample.
         inputs = [(tensor, _as_column(array, tensor)) for tensor, array in inputs]
         _check_batch_sizes(spec, inputs)
     elif spec.batching:
@@ -282,13 +257,7 @@ def build_request(
 
 
 def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) -> PyTritonClientValueError | None:
-    """Return the error of an input whose shape is not the one that the model declares; ``None`` where all are.
-
-    Args:
-        spec: The model.
-        request: The request for it.
-        is_batch: Whether the caller gave arrays with a batch axis.
-    """
+    """Return the error of an input whose shape is not the one that the model declares; ``None`` where all are."""
     axes = int(spec.batching)
     for tensor, wire_array in request.inputs:
         if _fits(wire_array.shape[axes:], tensor.shape):
@@ -313,7 +282,7 @@ def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) 
 
 
 def is_same_form(request: InferRequest, other: InferRequest) -> bool:
-    """Ask whether a server that refuses one of two requests, made of the same call, for its form refuses both."""
+    """Return whether a server that refuses one request for its form would refuse the other one, too."""
 
     def form(it: InferRequest) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(tensor.name, tensor.datatype, array.shape) for tensor, array in it.inputs]
@@ -333,9 +302,6 @@ def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool)
     """Return the outputs by name, without the batch axis where the caller gave a sample.
 
     Without it, what had no other axis is a numpy scalar, and ``bytes`` where it is a string.
-
-    Raises:
-        PyTritonClientInferenceServerError: An output of a batching model does not hold exactly one sample.
     """
     outputs = response.outputs
     if not is_batch and spec.batching:
@@ -346,7 +312,7 @@ def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool)
                     f"for one sample sent; received the shape {array.shape}. The model must keep the batch axis.",
                     model_name=spec.model_name,
                 )
-        # An output without further axes becomes a scalar by this, or ``bytes``: result["label"].decode().
+        # This makes a scalar, or ``bytes``, of an output without further axes: result["label"].decode().
         outputs = {name: array[0] for name, array in outputs.items()}
     return ModelResult(
         outputs,
@@ -359,7 +325,7 @@ def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool)
 
 
 def is_end_of_stream(response: InferResponse) -> bool:
-    """Return whether one response of many only says that no other follows, and is not a result itself."""
+    """Return whether a response says only that no other follows, and carries no result."""
     return response.is_final and not response.outputs and not response.parameters
 
 
@@ -375,7 +341,7 @@ def _pair(spec: ModelSpec, call: Call) -> list[tuple[TensorSpec, object]]:
         inputs = {tensor.name: value for tensor, value in zip(spec.inputs, inputs, strict=False)}
         for name in call.named:
             if name in inputs:
-                # The first words are those of PyTriton.
+                # The text begins as PyTriton's does, because scripts look for it.
                 raise PyTritonClientValueError(
                     "Use either positional either keyword method arguments convention for an input: the input "
                     f"{name!r} of model {spec.model_name} is given by position and by name.",

@@ -69,16 +69,7 @@ class ModelSpec:
 
 
 def parse_model_config(config: Mapping[str, Any], version: str | None) -> ModelSpec:
-    """Read a model configuration as the server returns it.
-
-    Args:
-        config: The JSON object of Triton's model configuration extension. Numbers may be strings, as protobuf's JSON
-            writes 64-bit integers.
-        version: The version that the client asked for; ``None`` is the latest.
-
-    Raises:
-        PyTritonClientError: A field that is needed is missing or of another kind.
-    """
+    """Read a model configuration as the server returns it."""
     try:
         max_batch_size = int(config.get("max_batch_size", 0))
         return ModelSpec(
@@ -117,9 +108,6 @@ def to_model_spec(model_config: object) -> ModelSpec:
     """Take a model configuration that the user brought: a ``ModelSpec``, or an object with attributes of those names.
 
     The server's own ``TritonModelConfig`` is such an object; this module needs no import of it.
-
-    Raises:
-        PyTritonClientValueError: An attribute is missing or of another kind.
     """
     if isinstance(model_config, ModelSpec):
         return model_config

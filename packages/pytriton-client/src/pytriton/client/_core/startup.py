@@ -48,16 +48,16 @@ _QUESTION_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.01
 _NOT_FOUND_TEXT = "is not found"
 _MAX_PAUSE_S = 0.5
-# A caller who errs again and again has the server asked whether the model has changed no more often than this.
+# However often callers make mistakes, the server is asked at most once in this time whether the model has changed.
 _LEAST_AGE_S = 1.0
 # How often a server that is ready is asked whether it knows the model at all, and how often the user is told of it.
 _UNKNOWN_PAUSE_S = 1.0
 _WARNING_PAUSE_S = 10.0
 _READY = "READY"
 _LOADING = "LOADING"
-# What a server of this library adds when its script says that nothing more is bound before it serves.
+# A server of this library adds this text once its script has bound all of its models.
 _COMPLETE_TEXT = "The server has all of its models"
-# Of models that are none, such as the one by which a server says that it is not ready.
+# Names with this prefix are no models of users: a server that is not ready announces that by one.
 _INTERNAL_PREFIX = "pytriton-"
 _MOST_NAMES = 10
 
@@ -170,15 +170,7 @@ def prepare(
 ) -> Generator[PlanStep, Any, ModelSpec]:
     """Get a client ready for its first inference.
 
-    Args:
-        target: The model.
-        deadline: For all of it together.
-        wait: Whether to ask for readiness, again and again, before all else.
-        spec: What is known about the model already; then its configuration is not asked for.
-        patience_s: As for ``wait_for_model``.
-
-    Raises:
-        PyTritonClientModelNotReadyError: The model was not ready in time.
+    This waits for the model if ``wait`` is set, and reads its configuration unless ``spec`` is known.
     """
     if wait:
         yield from wait_for_model(target, deadline, patience_s)
@@ -191,21 +183,14 @@ def prepare(
 def find_change(
     target: Target, deadline: Deadline, info: ModelInfo, known: ModelSpec
 ) -> Generator[PlanStep, Any, ModelSpec | None]:
-    """Find out whether a model has changed, which a caller may know who seems to have made a mistake.
+    """Find out whether a model has changed, after a call that did not fit what is known of it.
 
-    Args:
-        target: The model.
-        deadline: For the question.
-        info: What the client knows; a change is noted there.
-        known: By what the call seemed to be wrong.
-
-    Returns:
-        What the model is now; ``None`` where it is as it was, or that cannot be told.
+    Returns the changed model, or ``None`` if it is the same or the server does not answer.
     """
     if info.given is not None:
         return None
     if info.spec is not None and info.spec is not known:
-        return info.spec  # another call has found it
+        return info.spec  # another call has found the change
     if time.monotonic() - info.confirmed_s < _LEAST_AGE_S:
         return None
     info.confirmed_s = time.monotonic()
@@ -213,7 +198,7 @@ def find_change(
         config = yield _ask(Question.MODEL_CONFIG, deadline)
         spec = parse_model_config(config, target.model_version)
     except PyTritonClientError:
-        return None  # what is to be told is the mistake
+        return None  # the caller gets the error of the mistake instead
     if spec == known:
         return None
     info.spec = spec
@@ -222,12 +207,7 @@ def find_change(
 
 
 def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
-    """Wait until the server says that it is ready.
-
-    Raises:
-        PyTritonClientTimeoutError: It did not in time.
-        PyTritonClientConnectionError: Its certificate is not trusted, or it has none; told at once.
-    """
+    """Wait until the server says that it is ready. A certificate that is not trusted ends the wait at once."""
     reason: PyTritonClientError | None = None
     for pause_s in _pauses():
         try:
@@ -254,21 +234,10 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
 def wait_for_model(
     target: Target, deadline: Deadline, patience_s: float | None = None
 ) -> Generator[PlanStep, Any, None]:
-    """Wait until the server says that the model is ready.
+    """Wait until the server says that the model is ready; the error says what was missing.
 
-    The log is told of a server that is ready and has no such model.
-
-    Args:
-        target: The model.
-        deadline: Of the wait.
-        patience_s: How long to wait for a model of which a server that is ready says that it has none, in seconds;
-            ``None`` is as long as for any other.
-
-    Raises:
-        PyTritonClientModelNotReadyError: It did not in time. The error says whether the server, the model or only this
-            version of it was missing. A version that is not among those of a loaded model cannot come any more, so that
-            is told at once.
-        PyTritonClientConnectionError: The certificate of the server is not trusted, or it has none; told at once.
+    It ends early if the certificate is not trusted, if a loaded model has no such version, or if a ready server has had
+    no such model for ``patience_s`` seconds (``None`` is no such limit).
     """
     missing: Literal["server", "model", "version"] = "server"
     reason: PyTritonClientError | None = None
@@ -287,7 +256,7 @@ def wait_for_model(
                 final = yield from watch.look()
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
             _raise_if_permanent(error)
-            # A question cut short by the deadline says nothing new where something is known.
+            # If the deadline cut the question short, what was learnt before stays the reason.
             is_known = missing != "server" or reason is not None
             if isinstance(error, PyTritonClientConnectionError) or not is_known or not deadline.is_over:
                 missing, reason = "server", error
@@ -321,7 +290,7 @@ def _raise_if_permanent(error: PyTritonClientError) -> None:
 
 
 class _UnknownModel:
-    """Looks whether a server that is ready has no model of the name, tells the log, and ends the wait in time."""
+    """Looks whether a ready server lacks the model, writes that to the log, and ends the wait after its patience."""
 
     def __init__(self, target: Target, deadline: Deadline, patience_s: float | None) -> None:
         self._target = target
@@ -333,11 +302,7 @@ class _UnknownModel:
         self._states: Mapping[str, str] | None = None
 
     def look(self) -> Generator[PlanStep, Any, PyTritonClientModelNotReadyError | None]:
-        """Ask the server, where it has not just been asked.
-
-        Returns:
-            The error that ends the wait, once it has had no such model for as long as is waited for one.
-        """
+        """Ask the server, unless it was just asked; return the error that ends the wait once patience is over."""
         now_s = time.monotonic()
         if now_s - self._asked_s < _UNKNOWN_PAUSE_S:
             return None
@@ -373,10 +338,10 @@ class _UnknownModel:
         )
 
     def _is_final(self, error: PyTritonClientInferenceServerError) -> bool:
-        """Return whether no other model is to be expected, of all that is known."""
+        """Return whether the server will get no other model, as far as is known."""
         if _COMPLETE_TEXT in (error.server_message or ""):
             return True
-        # A server that has none yet may belong to a script that is about to bind them.
+        # A server without any model may belong to a script that is about to bind one.
         states = [] if self._states is None else self._states.values()
         return _READY in states and _LOADING not in states
 
@@ -409,7 +374,7 @@ def join_states(models: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _list_models(deadline: Deadline) -> Generator[PlanStep, Any, Mapping[str, str] | None]:
-    """Return the models with their states; ``None`` where the server keeps them to itself."""
+    """Return the models with their states; ``None`` if the server does not list them for this caller."""
     try:
         states: Mapping[str, str] = yield _ask(Question.MODEL_LIST, deadline)
     except PyTritonClientInferenceServerError:
@@ -418,11 +383,11 @@ def _list_models(deadline: Deadline) -> Generator[PlanStep, Any, Mapping[str, st
 
 
 def _find_unknown(deadline: Deadline) -> Generator[PlanStep, Any, PyTritonClientInferenceServerError | None]:
-    """Return what the server says of a model, or of a version, that it neither has nor is about to have."""
+    """Return the server's error if it neither has the model or version nor is loading it."""
     try:
         yield _ask(Question.MODEL_CONFIG, deadline)
     except PyTritonClientInferenceServerError as error:
-        # Of a version that is being loaded, Triton says that it is not at ready state.
+        # Triton says of a version that is being loaded that it is "not at ready state".
         if _NOT_FOUND_TEXT in (error.server_message or ""):
             return error
     return None

@@ -55,7 +55,7 @@ class TracedCall:
         span = self._span
         if span is None:
             return
-        # A task that was cancelled and a stream that was left are no errors.
+        # A cancelled task and a stream that the caller leaves are not recorded as errors.
         if isinstance(error, Exception):
             from opentelemetry.trace import Status, StatusCode
 
@@ -65,12 +65,7 @@ class TracedCall:
 
 
 def trace_call(call: Call, target: Target) -> TracedCall:
-    """Start the span of a call. If it is sampled, its context travels in the headers, unless the caller gave its own.
-
-    Args:
-        call: The checked arguments.
-        target: The model, and the server that is asked.
-    """
+    """Start the span of a call; if it is sampled, its context travels in the headers, unless the caller set them."""
     tracer = _find_tracer()
     return TracedCall(call, None) if tracer is None else _start(tracer, call, target)
 
@@ -94,7 +89,7 @@ def _ask_provider() -> Tracer | None:
         if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
             _tracer = provider.get_tracer("pytriton.client")
     except AttributeError:
-        # Another thread is just importing it.
+        # Another thread is importing it right now.
         return None
     return _tracer
 

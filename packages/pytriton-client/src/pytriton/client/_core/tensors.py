@@ -18,12 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def encode_tensor(array: npt.NDArray[Any], datatype: str) -> bytes:
-    """Return the bytes of a tensor.
-
-    Args:
-        array: Of the declared type; strings are ``bytes`` in an object array, or an ``S`` array.
-        datatype: The name of the type in the protocol, such as ``"FP32"``.
-    """
+    """Return the bytes of a tensor."""
     if datatype != "BYTES":
         return array.tobytes()
     pieces: list[bytes] = []
@@ -35,20 +30,10 @@ def encode_tensor(array: npt.NDArray[Any], datatype: str) -> bytes:
 def decode_tensor(
     data: bytes | memoryview, datatype: str, shape: Sequence[int], *, may_share: bool = False
 ) -> npt.NDArray[Any]:
-    """Return a tensor as an array that the caller may keep and change; strings are an object array of ``bytes``.
-
-    Args:
-        data: The bytes of the whole tensor.
-        datatype: The name of the type in the protocol.
-        shape: The length of each axis.
-        may_share: Whether the array may be a view of the data, where that can be changed and is aligned.
-
-    Raises:
-        ValueError: The bytes are too many or too few for the shape, which no memory is taken for then.
-    """
+    """Return a tensor as an array that the caller may keep and change; strings are an object array of ``bytes``."""
     count = math.prod(shape)
     if datatype == "BYTES":
-        # Each takes a length at least, so that the room for them is in proportion to what has come.
+        # Each string takes at least its length field, so no more memory is taken than the bytes justify.
         if count > len(data) // _LENGTH.size:
             raise ValueError(f"expected {count} strings, received {len(data)} bytes")
         return _decode_strings(bytes(data), count).reshape(shape)
@@ -68,7 +53,7 @@ def decode_tensor(
 def _decode_strings(data: bytes, count: int) -> npt.NDArray[Any]:
     strings = np.empty(count, dtype=object)
     if count == 1 and _LENGTH.unpack_from(data)[0] == len(data) - _LENGTH.size:
-        strings[0] = data[_LENGTH.size :]  # what streams of text consist of
+        strings[0] = data[_LENGTH.size :]  # a short way for streams of text, which consist of single strings
         return strings
     position = 0
     for index in range(count):

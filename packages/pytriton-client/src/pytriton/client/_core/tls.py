@@ -40,12 +40,7 @@ _NO_SETTINGS = TlsSettings()
 
 
 def check_tls(tls: object, url: TritonUrl) -> TlsSettings | None:
-    """Return the settings if they can be used with the address; ``None`` for ``None``.
-
-    Raises:
-        PyTritonClientValueError: They are of another type, belong to an address without encryption, or have a
-            certificate without a key or the other way round.
-    """
+    """Return the settings if they fit the address; ``None`` stays ``None``."""
     if tls is None:
         return None
     if not isinstance(tls, TlsSettings):
@@ -58,18 +53,14 @@ def check_tls(tls: object, url: TritonUrl) -> TlsSettings | None:
 
 
 def make_ssl_context(tls: TlsSettings | None) -> ssl.SSLContext:
-    """Return the context for HTTPS.
-
-    Raises:
-        PyTritonClientValueError: A file cannot be read, or holds something else.
-    """
-    import ssl  # which takes its time, and most clients have no use for it
+    """Return the context for HTTPS."""
+    import ssl  # importing it takes time, and most clients do not need it
 
     settings = tls or _NO_SETTINGS
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
         if settings.certificate_file is not None:
-            # A password would be asked for on the terminal, which a program has no use for.
+            # OpenSSL would ask for a password on the terminal.
             context.load_cert_chain(settings.certificate_file, settings.key_file, password="")
     except (OSError, ValueError) as error:
         _refuse("readable files of certificates and a key without a password", f"{settings!r} ({error})", error)
@@ -77,13 +68,9 @@ def make_ssl_context(tls: TlsSettings | None) -> ssl.SSLContext:
 
 
 def read_certificates(tls: TlsSettings | None) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """Return the contents for gRPC: of ``ca_file``, ``key_file`` and ``certificate_file``.
-
-    Raises:
-        PyTritonClientValueError: A file cannot be read, or holds something else.
-    """
+    """Return the contents for gRPC: of ``ca_file``, ``key_file`` and ``certificate_file``."""
     settings = tls or _NO_SETTINGS
-    # gRPC takes any bytes and then fails to connect, without a word about the reason.
+    # gRPC accepts any bytes and then fails to connect without a reason.
     make_ssl_context(settings)
     try:
         ca, key, certificate = (

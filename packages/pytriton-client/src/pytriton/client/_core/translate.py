@@ -28,7 +28,7 @@ __all__ = [
     "timeout_error",
 ]
 
-# gRPC has one status for "the server says it is unavailable" and for "there is no server"; only the text differs.
+# gRPC has the same status for "the server says it is unavailable" and for "there is no server"; only the text differs.
 _CONNECTION_TEXTS = (
     "failed to connect to all addresses",
     "connection refused",
@@ -49,22 +49,22 @@ _CONNECTION_TEXTS = (
     "handshaker shutdown",
 )
 _SHAPES = re.compile(r"\[-?[0-9][0-9,-]*\]")
-# How texts of Triton and of the proxy backend begin, which may be about other connections than the client's.
+# Texts of Triton and of the proxy backend begin like this; they may be about other connections than the client's.
 _ANSWER_BEGINS = ("[request id:", "model '")
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
 # Of gRPC itself, where an HTTP gateway answers.
 _GATEWAY_TEXT = "received http2 header with status: "
 _EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
-# Permanent failures: an authority that is not trusted, a name that is not in the certificate, a server without TLS.
+# gRPC says this if an HTTP gateway answers.
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
 _SHAPE_TEXT = "unexpected shape for input"
-# What Triton says behind it is about files of configuration.
+# The rest of Triton's text is about configuration files, which a caller does not have.
 _SHAPE_NOTE = " NOTE: Setting a non-zero max_batch_size"
 _RESTRICTED_TEXT = "restricted, expecting header"
 _TOO_LARGE_TEXT = "--http-max-input-size"
-# Of an array with more than one element, by generate_stream before tritonserver 2.51.
+# generate_stream says this before tritonserver 2.51 of an array with more than one element.
 _ELEMENTS_TEXT = "Shape does not match true shape of 'data' field"
 _BATCH_SIZE_TEXT = "inference request batch-size must be <="
 _GATEWAY_STATUSES = ("407", "502", "503", "504")
@@ -143,20 +143,14 @@ def is_permanent(error: PyTritonClientConnectionError) -> bool:
 
 
 def closed_error(model_name: str | None, url: str, client: str) -> PyTritonClientClosedError:
-    """Make the error of a client that has been closed, for its class."""
+    """Make the error of a client that has been closed."""
     return PyTritonClientClosedError(
         f"{client} is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
     )
 
 
 def server_error(operation: Operation, status: str | None, text: str) -> PyTritonClientInferenceServerError:
-    """Make the error for one that the server answered with.
-
-    Args:
-        operation: What was asked.
-        status: Triton's status, as text; ``None`` where it is not told.
-        text: What the server says.
-    """
+    """Make the error for one that the server answered with."""
     advice = ""
     text = cut_text(text)
     shown = text
@@ -174,10 +168,10 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
         if axes == sorted(axes, reverse=True) and len(set(axes)) > 1:
             advice += " infer_sample adds that axis to one sample, infer_batch does not: did you mean infer_sample?"
     elif _TOO_LARGE_TEXT in text:
-        # Of ours only streams over HTTP are JSON, which newer servers limit.
+        # Only streams over HTTP are sent as JSON, whose size newer servers limit.
         advice = " Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
     elif _ELEMENTS_TEXT in text:
-        # Tensors of ours always have their shape.
+        # This client always sends shapes that fit, so the server is too old for more elements.
         advice = (
             ". Before tritonserver 2.51, streams over HTTP take tensors of one element alone: use a grpc:// address, "
             "or a newer server."
@@ -198,7 +192,7 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
 
 def may_be_refusal(error: PyTritonClientInferenceServerError, *, is_stream: bool) -> bool:
     """Return whether the server may have refused a request for its form, before the model saw it."""
-    # Of a stream, Triton tells no status over gRPC, and 500 over HTTP for values that are no numbers.
+    # Triton reports no status for a stream over gRPC, and 500 over HTTP for values that are no numbers.
     return error.status in _REFUSED_STATUSES or (is_stream and error.status in (None, "500"))
 
 
@@ -208,19 +202,13 @@ def is_denial(status: str, text: str) -> bool:
 
 
 def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientError:
-    """Make the error for a gRPC status.
-
-    Args:
-        operation: What was asked.
-        status: The name of the code, such as ``"UNAVAILABLE"``.
-        text: The details.
-    """
+    """Make the error for a gRPC status."""
     lower = text.lower()
     if status == "DEADLINE_EXCEEDED":
         return timeout_error(operation)
     is_answer = lower.startswith(_ANSWER_BEGINS)
     if lower.startswith(_GATEWAY_TEXT):
-        # gRPC makes a status of its own of it, which says less.
+        # gRPC turns the HTTP status into a status of its own, which says less.
         return connection_error(operation, f"it answered with the HTTP status {text[len(_GATEWAY_TEXT) :]}")
     if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECT_TIMEOUT_TEXTS):
         return timeout_error(operation)

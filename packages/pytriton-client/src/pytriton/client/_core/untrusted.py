@@ -36,11 +36,11 @@ DEFAULT_MAX_RESPONSE_BYTES = 4 << 30
 MOST_ERROR_BYTES = 1 << 20
 """Longer bodies of errors are shown without being parsed: parsed JSON takes many times its size in memory."""
 
-# What numpy, json and Python raise for invalid values. OverflowError is an ArithmeticError.
+# numpy, json and Python raise these for invalid values. OverflowError is an ArithmeticError.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 _LONGEST_TEXT = 8000
-_MOST_AXES = 32  # what every numpy can hold
+_MOST_AXES = 32  # the most that every version of numpy supports
 _MOST_LENGTH = 2**63 - 1
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "V": {int, float}}
 
@@ -49,11 +49,7 @@ _repr.maxstring = _repr.maxother = 200
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: It is no JSON, or nests too deep.
-    """
+    """Parse JSON."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -91,11 +87,7 @@ def find_error_text(body: bytes | memoryview) -> str:
 
 
 def check_shape(shape: object) -> tuple[int, ...]:
-    """Return the shape of a received tensor.
-
-    Raises:
-        ValueError: It is no list of lengths, or numpy has no array with so many axes.
-    """
+    """Return the shape of a received tensor."""
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
         # Protobuf's own lists are sequences, too.
         raise ValueError(f"expected a list of lengths as the shape, received {describe(shape)}")
@@ -108,23 +100,14 @@ def check_shape(shape: object) -> tuple[int, ...]:
 
 
 def array_from_json(elements: object, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
-    """Return the tensor whose elements JSON gives in lists; strings are an object array of ``bytes``.
-
-    Args:
-        elements: In row-major order, in one list or in lists of lists.
-        datatype: The name of the type in the protocol.
-        shape: The length of each axis.
-
-    Raises:
-        ValueError: They are not of that type, or too many or too few for the shape.
-    """
+    """Return the tensor whose elements JSON gives in lists; strings are an object array of ``bytes``."""
     flat = _flatten(elements)
     if len(flat) != math.prod(shape):
         raise ValueError(f"expected {math.prod(shape)} elements for the shape {list(shape)}, received {len(flat)}")
     if datatype == "BYTES":
         _check_types(flat, {str}, datatype)
         strings = np.empty(len(flat), dtype=object)
-        # Bytes that are no UTF-8 were read as surrogates, and become what they were.
+        # Bytes that are not UTF-8 were read as surrogates; they become bytes again here.
         strings[:] = [text.encode("utf-8", errors="surrogateescape") for text in flat]
         return strings.reshape(shape)
     dtype: np.dtype[Any] = np.dtype(dtype_of(datatype))
@@ -158,11 +141,7 @@ def _check_types(flat: list[Any], allowed: set[type], datatype: str) -> None:
 
 
 def check_parameters(parameters: object) -> Mapping[str, Any]:
-    """Return the parameters of a response; none where they are left out.
-
-    Raises:
-        ValueError: They are no JSON object.
-    """
+    """Return the parameters of a response; none where they are left out."""
     if parameters is None:
         return {}
     if not isinstance(parameters, Mapping):

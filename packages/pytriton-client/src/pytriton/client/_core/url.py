@@ -53,7 +53,7 @@ class TritonUrl:
         """
         if not isinstance(url, str):
             _refuse(url, f"a {type(url).__name__} is no address")
-        if not url.isprintable() or " " in url:  # urlsplit() would drop line breaks without a word
+        if not url.isprintable() or " " in url:  # urlsplit() drops line breaks without an error
             _refuse(url, "it has blanks or control characters")
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -115,7 +115,7 @@ class TritonUrl:
 def _refuse(url: object, reason: str, cause: Exception | None = None) -> NoReturn:
     expected = "[http|https|grpc|grpcs://]host[:port], over HTTP with a /path, an IPv6 address in brackets"
     if isinstance(url, str):
-        # A password or a key in a query is not to be seen in a log.
+        # The log must not show a password, or a key in a query.
         url = _QUERY.sub("?...", _USER.sub("***@", url))
     raise PyTritonClientInvalidUrlError(
         f"Invalid url {url!r}: {reason}. Expected {expected}, for example grpc://localhost:8001.",

@@ -48,18 +48,8 @@ def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
 class AsyncGrpcTransport:
     """The ``AsyncTransport`` for gRPC: one channel for each event loop.
 
-    Args:
-        url: The server.
-        headers: Sent with every request as metadata.
-        tls: Certificates for an encrypted connection.
-        max_response_bytes: The largest response that is taken.
-        client: The class of the client, for errors.
-        direct_streams: Whether streams are read without gRPC's library, which costs less and needs hpack. Those to
-            which a proxy leads, which go to several servers in turn, or which trust the authorities that gRPC brings
-            along, are read with it all the same.
-
-    Raises:
-        PyTritonClientValueError: The certificates cannot be read.
+    With ``direct_streams`` it reads streams without gRPC's library, which costs less and needs hpack, unless a proxy,
+    several servers in turn or gRPC's own authorities are involved.
     """
 
     def __init__(
@@ -191,7 +181,7 @@ class AsyncGrpcTransport:
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
         except asyncio.CancelledError as error:
-            if self._channels.is_closed:  # which has cancelled the call
+            if self._channels.is_closed:  # closing the transport has cancelled the call
                 raise closed_error(operation.model_name, self._url, self._client) from error
             raise
 
@@ -211,14 +201,7 @@ class AsyncGrpcTransport:
 
 
 class AsyncGrpcStream:
-    """The responses to one request, an ``AsyncResponseStream``.
-
-    Args:
-        send: Sends the request and returns the call of gRPC, and the function that takes over the call when its
-            responses are not wanted any more.
-        operation: What is being done.
-        translate: Converts an error of gRPC.
-    """
+    """The responses to one request, an ``AsyncResponseStream``."""
 
     def __init__(
         self,
@@ -240,7 +223,7 @@ class AsyncGrpcStream:
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
             self._call, self._abandon = await self._send()
-        # A task of its own: when a call is cancelled, gRPC cancels the task that reads from it.
+        # A task of its own: if a call is cancelled, gRPC cancels the task that reads from it.
         reading = asyncio.ensure_future(self._call.read())
         try:
             await asyncio.wait({reading}, timeout=timeout_s)
@@ -265,7 +248,8 @@ class AsyncGrpcStream:
             return None
         if check_message(operation, message).error_message:
             await self._await_end()
-            # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
+            # No status is known: Triton would send it with triton_grpc_error, but 2.51 crashes when such a stream
+            # fails.
             raise server_error(operation, None, message.error_message)
         response = read_infer_response(operation, message.infer_response)
         if response.is_final:
@@ -284,7 +268,8 @@ class AsyncGrpcStream:
         if not reading.done():
             await asyncio.wait({reading})
         if not reading.cancelled():
-            reading.exception()  # retrieved, so that asyncio does not log it: the caller has the last response
+            # asyncio would log an error that nobody has retrieved; the caller has the last response
+            reading.exception()
 
     def close(self) -> None:
         """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""
@@ -316,7 +301,7 @@ class _Channel:
         """Take over a call whose responses are not wanted any more, with a ``read`` under way. Does not block."""
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # closed by the garbage collector, when the loop has gone
+        except RuntimeError:  # the garbage collector closed the stream after its loop had ended
             call.cancel()
             return
         task = loop.create_task(_drain(call, reading))
@@ -343,14 +328,13 @@ async def _drain(call: Any, first: asyncio.Future[Any] | None) -> None:
         call.cancel()
         await asyncio.wait({reading})
         if not reading.cancelled():
-            reading.exception()  # retrieved, so that asyncio does not log it
+            reading.exception()  # asyncio would log an error that nobody has retrieved
 
 
 async def _has_ended(call: Any, timeout_s: float | None) -> bool:
-    """Wait for the end of a unary call; cancel the call where that does not come in time, or the task is cancelled.
+    """Wait for the end of a unary call; cancel it if it takes too long or the task is cancelled.
 
-    A task that awaited the call itself would get another ``CancelledError`` from gRPC in place of its own, without the
-    message by which scopes of anyio know what they have cancelled.
+    If a task awaits the call itself, gRPC replaces its ``CancelledError`` by one without the message that anyio needs.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()

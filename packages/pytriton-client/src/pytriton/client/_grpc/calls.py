@@ -87,7 +87,7 @@ def infer(url: str, request: InferRequest, timeout_s: float) -> GrpcCall:
 
 
 def stream_operation(url: str, request: InferRequest) -> Operation:
-    """Return the operation of a stream, for errors."""
+    """Return the operation of a stream for its errors."""
     return Operation("streaming inference", url, 0, request.model_name, request.model_version)
 
 
@@ -128,16 +128,7 @@ def list_shared_memory(url: str, timeout_s: float) -> GrpcCall:
 
 
 def read_infer_response(operation: Operation, message: Any, shared: SharedTensors | None = None) -> InferResponse:
-    """Return the response in a message.
-
-    Args:
-        operation: What was asked, for errors.
-        message: What came.
-        shared: The tensors of the request that go through shared memory.
-
-    Raises:
-        PyTritonClientInferenceServerError: It cannot be read.
-    """
+    """Return the response in a message."""
     try:
         return decode_infer_response(message, shared)
     except UNREADABLE as error:
@@ -145,11 +136,7 @@ def read_infer_response(operation: Operation, message: Any, shared: SharedTensor
 
 
 def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
-    """Return the configuration in the form of its JSON.
-
-    Raises:
-        PyTritonClientInferenceServerError: It cannot be read.
-    """
+    """Return the configuration in the form of its JSON."""
     try:
         return decode_model_config(message)
     except UNREADABLE as error:
@@ -157,11 +144,7 @@ def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
 
 
 def check_message(operation: Operation, message: Any) -> Any:
-    """Return a message as it is, unless there is none: what grpc.aio gives where it cannot be parsed.
-
-    Raises:
-        PyTritonClientInferenceServerError: There is none.
-    """
+    """Return the message; grpc.aio gives ``None`` for one that it cannot parse, which raises an error."""
     if message is None:
         raise server_error(operation, "INTERNAL", "the answer cannot be read: it is no message of the protocol.")
     return message

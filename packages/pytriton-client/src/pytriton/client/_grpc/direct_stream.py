@@ -19,14 +19,7 @@ __all__ = ["DirectStream", "Http2Channel"]
 
 
 class DirectStream:
-    """The responses to one request, an ``AsyncResponseStream``.
-
-    Args:
-        channels: Where it is sent.
-        message: The request.
-        metadata: Its headers.
-        operation: What is being done.
-    """
+    """The responses to one request, an ``AsyncResponseStream``."""
 
     def __init__(
         self, channels: PerLoop[Http2Channel], message: bytes, metadata: list[tuple[str, str]], operation: Operation
@@ -71,17 +64,17 @@ class DirectStream:
             self._leave(STREAM_END_TIMEOUT_S)
             raise
         if response.is_final:
-            # Not reset, for the reason that ``GrpcStream`` has, but nobody waits for its end either.
+            # The call is not reset (see ``GrpcStream``), and nobody waits for its end.
             self._leave(STREAM_END_TIMEOUT_S)
         return response
 
     def close(self) -> None:
         """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""
-        with contextlib.suppress(RuntimeError):  # closed by the garbage collector, when the loop has gone
+        with contextlib.suppress(RuntimeError):  # the garbage collector closed the stream after its loop had ended
             self._leave(ABANDONED_CALL_S)
 
     async def _receive_first(self, timeout_s: float) -> bytes | None:
-        """Send the request, once more where the server says that it has done nothing for it."""
+        """Send the request, and send it once more if the server says that it has not processed it."""
         deadline = Deadline(timeout_s)
         self._channel = await self._channels.get()
         for may_repeat in (True, False):

@@ -12,7 +12,7 @@ from ..exceptions import PyTritonClientValueError
 
 __all__ = ["check_fork", "is_usable", "watch_forks"]
 
-# The process that was forked last while other threads were waiting: its children cannot use gRPC, and theirs neither.
+# The last process that was forked while other threads were waiting in gRPC: neither it nor its children can use gRPC.
 _parent: int | None = None
 
 
@@ -22,11 +22,7 @@ def is_usable() -> bool:
 
 
 def check_fork(url: str) -> None:
-    """Check that a call can be made.
-
-    Raises:
-        PyTritonClientValueError: gRPC would end this process, or wait for ever.
-    """
+    """Check that gRPC can be used here: after some forks it would end the process, or wait for ever."""
     if not is_usable():
         raise PyTritonClientValueError(
             "Expected an address for HTTP, because another thread was in a call over gRPC when this process was "
@@ -39,7 +35,7 @@ def check_fork(url: str) -> None:
 
 @functools.cache
 def watch_forks() -> None:
-    """Notice from now on in which state gRPC is when this process is forked."""
+    """Record at each fork from now on whether gRPC survives it."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_look)
 
@@ -53,7 +49,7 @@ def _look() -> None:
 
 
 def _waits_in_grpc(frame: FrameType | None) -> bool:
-    """Return whether a thread waits in gRPC; its own threads, which it ends before a fork, do not count."""
+    """Return whether a thread waits in gRPC; gRPC ends its own threads before a fork, so they do not count."""
     is_in_grpc, began_in = False, ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))

@@ -42,16 +42,16 @@ _DEFAULT_FRAME = 16384
 _MOST_WINDOW = 2**31 - 1
 _MOST_STREAMS = 2**30
 _MOST_HEADER_BYTES = 1 << 16
-# So much of a stream may come before somebody takes it; a server that has more waits.
+# A server may send this much of a stream ahead of its reader; with more, it has to wait.
 _STREAM_WINDOW = 1 << 20
 _CONNECTION_WINDOW = 1 << 24
-# How long a connection may take, whatever time the call has, as in gRPC.
+# The limit for connecting, whatever time the call has, as in gRPC.
 _CONNECT_S = 20.0
-# After so long without calls a connection may have been closed unseen.
+# After this long without calls, the connection may have been closed unnoticed.
 _QUIET_S = 0.02
-# Of responses, by the name in the headers: how zlib reads them.
+# How zlib reads compressed responses, by the name in the headers.
 _COMPRESSIONS = {"gzip": 31, "deflate": 15}
-# What the codes of RST_STREAM mean to gRPC; the others are INTERNAL.
+# How gRPC understands the codes of RST_STREAM; the others are INTERNAL.
 _RESET_STATUSES = {0x7: "UNAVAILABLE", 0x8: "CANCELLED", 0xB: "RESOURCE_EXHAUSTED", 0xC: "PERMISSION_DENIED"}
 _STATUSES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -61,12 +61,9 @@ _STATUSES = (
 
 
 class Http2Error(Exception):
-    """The end of a call with another status than OK.
+    """A call ended with another status than OK.
 
-    Args:
-        status: The name of the status of gRPC.
-        text: What the server says, or what happened to the connection, in words that gRPC has for it.
-        is_untouched: Whether the server says that it has done nothing for the call, so that it can be made once more.
+    ``is_untouched``: the server has not processed it, so it may be sent again.
     """
 
     def __init__(self, status: str, text: str, *, is_untouched: bool = False) -> None:
@@ -77,7 +74,7 @@ class Http2Error(Exception):
 
 
 class _ProtocolError(Exception):
-    """What the server has sent is no HTTP/2; the connection ends."""
+    """The server sent something that is not HTTP/2; the connection ends."""
 
     def __init__(self, text: str, code: int = _PROTOCOL_ERROR) -> None:
         super().__init__(text)
@@ -85,13 +82,7 @@ class _ProtocolError(Exception):
 
 
 class Http2Call:
-    """A call, and the responses to it that nobody has taken yet.
-
-    Args:
-        connection: Where it is made.
-        number: That of its stream.
-        max_message_bytes: The largest response that is taken.
-    """
+    """A call, and those of its responses that nobody has taken yet."""
 
     __slots__ = (
         "_connection", "_error", "_max_message_bytes", "_messages", "_number", "_partial", "_queued", "_uncredited",
@@ -120,12 +111,7 @@ class Http2Call:
         return bool(self._messages) or self.has_ended
 
     async def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next response, or None after the last one.
-
-        Raises:
-            Http2Error: The call has ended with another status than OK.
-            TimeoutError: Nothing came in time.
-        """
+        """Return the next response, or None after the last one. Raises ``Http2Error`` or ``TimeoutError``."""
         while not self._messages:
             if self.has_ended:
                 if self._error is not None:
@@ -139,7 +125,7 @@ class Http2Call:
             finally:
                 timer.cancel()
                 self._waiter = None
-            if not self._messages and not self.has_ended:  # so it was the timer
+            if not self._messages and not self.has_ended:  # so the timer ended the wait
                 raise TimeoutError
         message = self._messages.popleft()
         self._queued -= len(message) + 5
@@ -153,7 +139,7 @@ class Http2Call:
             self.end(Http2Error("CANCELLED", "the caller has ended it"))
 
     def end(self, error: Http2Error | None) -> None:
-        """Take the end of the call; what came before can still be received."""
+        """Note the end of the call; responses that came before can still be received."""
         if not self.has_ended:
             self.has_ended = True
             if error is None and self._partial:
@@ -164,12 +150,7 @@ class Http2Call:
             self._wake()
 
     def feed(self, data: bytes, length: int) -> None:
-        """Take a piece of the responses.
-
-        Args:
-            data: What belongs to them.
-            length: How much of the windows it took, with what it was padded with.
-        """
+        """Take a piece of the responses. ``length`` includes padding, which counts for the windows."""
         self._uncredited += length
         if self.has_ended:
             return
@@ -223,7 +204,7 @@ class Http2Call:
 
     def _credit(self) -> None:
         """Let the server send more, where what it has sent was taken; of a response that is not whole, all."""
-        # What was compressed takes more room here than in the window.
+        # The decompressed data takes more room here than in the window.
         credit = self._uncredited - min(self._queued, self._uncredited)
         if credit >= _STREAM_WINDOW // 2 and not self.has_ended:
             self._uncredited -= credit
@@ -276,19 +257,14 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the server."""
-        # Those of uvloop have no common class with asyncio's.
+        # The transports of uvloop share no base class with asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         ours = ((_ENABLE_PUSH, 0), (_INITIAL_WINDOW, _STREAM_WINDOW), (_MAX_HEADER_LIST, _MOST_HEADER_BYTES))
         self._write(_PREFACE + _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in ours)))
         self.update_window(0, _CONNECTION_WINDOW - _DEFAULT_WINDOW)
 
     def call(self, headers: Sequence[tuple[str, str, bool]], message: bytes) -> Http2Call:
-        """Make a call.
-
-        Args:
-            headers: All of them, those of HTTP/2 first, each with whether it is kept out of tables and logs.
-            message: The request.
-        """
+        """Make a call. Each header says whether it must not be stored in compression tables or logs."""
         number = self._next
         self._next += 2
         block = self._encoder.encode(headers)
@@ -315,7 +291,7 @@ class _Connection(asyncio.Protocol):
         self._write(_frame(_GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code)))
         self._fail("CANCELLED", "channel closed")
         if self._transport is not None:
-            # A server that reads nothing would have it wait for ever.
+            # Otherwise a server that reads nothing would make this wait for ever.
             is_stuck = self._transport.get_write_buffer_size() > 0
             self._transport.abort() if is_stuck else self._transport.close()
 
@@ -391,7 +367,7 @@ class _Connection(asyncio.Protocol):
         length = len(payload)
         self._uncredited += length
         if self._uncredited >= _CONNECTION_WINDOW // 2:
-            # Each stream has a window of its own, which holds back what nobody takes.
+            # The window of the connection opens again; the window of each stream holds back what nobody takes.
             self.update_window(0, self._uncredited)
             self._uncredited = 0
         call = self._calls.get(number)
@@ -423,7 +399,7 @@ class _Connection(asyncio.Protocol):
             raise _ProtocolError("headers that are too long", 0xB)
         if flags & _END_HEADERS:
             self._block = None
-            # Those of a call that has ended are read, too: later ones refer to them.
+            # The headers of calls that have ended are decoded, too: later ones refer to them.
             headers = {str(name): str(value) for name, value in self._decoder.decode(bytes(block))}
             self._take_headers(number, headers, is_last=bool(first_flags & _END_STREAM))
 
@@ -518,13 +494,7 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
 
 
 class Http2Channel:
-    """Connections of one event loop to a server, made when a call needs one.
-
-    Args:
-        url: The server.
-        context: For an encrypted address; `None` for another.
-        max_message_bytes: The largest response that is taken.
-    """
+    """Connections of one event loop to a server; a connection is made when a call needs one."""
 
     def __init__(self, url: TritonUrl, context: ssl.SSLContext | None, max_message_bytes: int) -> None:
         self._url = url
@@ -538,21 +508,10 @@ class Http2Channel:
     async def call(
         self, method: str, metadata: Sequence[tuple[str, str]], message: bytes, deadline: Deadline
     ) -> Http2Call:
-        """Make a call.
-
-        Args:
-            method: Its path.
-            metadata: Its headers.
-            message: The request.
-            deadline: For the connection.
-
-        Raises:
-            Http2Error: There is no connection to be had.
-            TimeoutError: There was none in time.
-        """
+        """Make a call. Raises ``Http2Error`` or ``TimeoutError`` if no connection can be made."""
         connection = self._free_connection()
         if connection is not None and connection.is_quiet:
-            # The server may have closed it while the loop did not run: what has come is read within three turns.
+            # The server may have closed it while the loop did not run; three turns of the loop read what has come.
             for _ in range(3):
                 await asyncio.sleep(0)
             connection = self._free_connection()
@@ -560,7 +519,7 @@ class Http2Channel:
             made = await self._connected(deadline)
             if not made.has_room and not made.is_used:
                 raise Http2Error("UNAVAILABLE", "socket closed: the server has closed a new connection")
-            # Others may have waited for it, too, and be more than it takes.
+            # More calls than one connection takes may have waited for it.
             connection = self._free_connection()
         headers = [
             (":method", "POST", False),
@@ -602,7 +561,7 @@ class Http2Channel:
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._connect())
             self._connecting.add_done_callback(_retrieve)
-        # Whoever else waits for it still does when one caller leaves.
+        # If one caller leaves, the connection is still made for those that wait for it.
         connecting = self._connecting
         await asyncio.wait({connecting}, timeout=deadline.remaining_s())
         if not connecting.done():
@@ -619,7 +578,7 @@ class Http2Channel:
         try:
             await asyncio.wait({opening}, timeout=_CONNECT_S)
         finally:
-            # Such as a host that answers nothing: the next call begins anew.
+            # A host may answer nothing; the next call then begins anew.
             opening.cancel()
         try:
             connection = await opening
@@ -651,6 +610,6 @@ async def _end(call: Http2Call, timeout_s: float) -> None:
         while await call.receive(max(deadline.remaining_s(), 0)) is not None:
             pass
     except (Http2Error, TimeoutError):
-        pass  # nobody waits for it
+        pass  # nobody waits for the rest
     finally:
         call.reset()

@@ -60,14 +60,10 @@ def channel_options(url: TritonUrl, max_response_bytes: int) -> list[tuple[str, 
 
 
 def encode_infer_request(request: InferRequest) -> Any:
-    """Return the ``ModelInferRequest``.
-
-    Raises:
-        PyTritonClientValueError: The tensors are more than a message holds.
-    """
+    """Return the ``ModelInferRequest``."""
     shared = request.shared
     placed = {} if shared is None else shared.inputs
-    # Numbers first, whose size is known before they are copied; strings below.
+    # Numbers come first, because their size is known before they are copied; strings come last.
     sent = [(tensor, array) for tensor, array in request.inputs if tensor.name not in placed]
     _check_size(request, sum(array.nbytes for tensor, array in sent if tensor.datatype != "BYTES"))
     message = service_pb2.ModelInferRequest(
@@ -95,15 +91,7 @@ def encode_infer_request(request: InferRequest) -> Any:
 
 
 def decode_infer_response(message: Any, shared: SharedTensors | None = None) -> InferResponse:
-    """Read a ``ModelInferResponse``.
-
-    Args:
-        message: The response.
-        shared: The tensors of the request that go through shared memory.
-
-    Raises:
-        ValueError: It cannot be read.
-    """
+    """Read a ``ModelInferResponse``."""
     described, contents, given = message.outputs, message.raw_output_contents, message.parameters
     if len(described) != len(contents):
         raise ValueError(f"expected the bytes of {len(described)} outputs, received {len(contents)}")
@@ -113,7 +101,7 @@ def decode_infer_response(message: Any, shared: SharedTensors | None = None) -> 
     if len(outputs) != len(described):
         raise ValueError(f"expected each output once, received {describe([output.name for output in described])}")
     parameters = {}
-    for name in given:  # not items(), which takes several times as long
+    for name in given:  # items() takes several times as long
         value = given[name]
         kind = value.WhichOneof("parameter_choice")
         if kind:
@@ -135,13 +123,7 @@ def decode_model_config(message: Any) -> Mapping[str, Any]:
 
 
 def encode_load_request(model_name: str, config: str | None, files: Mapping[str, bytes] | None) -> Any:
-    """Return the ``RepositoryModelLoadRequest``.
-
-    Args:
-        model_name: The model.
-        config: A model configuration as JSON, in place of the one in the repository.
-        files: The files of the model, by names such as ``"file:1/model.py"``.
-    """
+    """Return the ``RepositoryModelLoadRequest``."""
     message = service_pb2.RepositoryModelLoadRequest(model_name=model_name)
     if config is not None:
         message.parameters["config"].string_param = config
@@ -172,7 +154,7 @@ def _check_size(request: InferRequest, size: int) -> None:
 def _decode_output(output: Any, data: bytes, shared: SharedTensors | None) -> npt.NDArray[Any]:
     shape = check_shape(output.shape)
     if not data and shared is not None and shared.outputs.get(output.name) is not None:
-        # Nothing else says that the server has written it to the place that it was given.
+        # Nothing else shows that the server has written the output to the place that it was given.
         return shared.read(output.name, output.datatype, shape)
     return decode_tensor(data, output.datatype, shape)
 
@@ -184,7 +166,7 @@ def _set_slice(parameters: Any, where: Slice) -> None:
 
 
 def _set_parameter(target: Any, value: ParameterValue) -> None:
-    # bool before int, of which it is a kind.
+    # bool before int, because a bool is an int
     if isinstance(value, bool):
         target.bool_param = value
     elif isinstance(value, int):

@@ -30,16 +30,12 @@ def adapt_to_patches() -> None:
             f"eventlet has patched this program, and gRPC knows nothing of it: each call stops all green threads. "
             f"{_ADVICE}",
             PyTritonWarning,
-            stacklevel=7,  # whoever makes the client
+            stacklevel=7,  # the line of the user that makes the client
         )
 
 
 def check_stream(url: str) -> None:
-    """Check that a stream can be read.
-
-    Raises:
-        PyTritonClientValueError: It would wait for ever.
-    """
+    """Raise an error if reading a stream here would wait for ever."""
     if _is_patched_by_eventlet():
         raise PyTritonClientValueError(
             f"Expected an address for HTTP, because a stream over gRPC would wait for ever in a program that eventlet "

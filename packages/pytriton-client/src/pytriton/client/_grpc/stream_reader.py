@@ -15,9 +15,9 @@ __all__ = ["StreamReader"]
 
 # The keys of the fields `ModelStreamInferResponse.infer_response` and `ModelInferResponse.raw_output_contents`.
 _RESPONSE, _CONTENTS = b"\x12", b"\x32"
-# How values are written, and how many bytes those of a fixed size have.
+# The wire types of protobuf, and the sizes of those of fixed length.
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
-# No length has more.
+# No valid length has more bytes.
 _MOST_BITS = 35
 _MOST_REMEMBERED = 1 << 16
 
@@ -25,10 +25,7 @@ _MOST_REMEMBERED = 1 << 16
 class StreamReader:
     """Reads the messages of a stream.
 
-    What is the same in a message as in the one before is not parsed again: everything but the bytes of the tensors.
-
-    Args:
-        operation: What was asked, for errors.
+    It parses only the bytes of the tensors if the rest of a message is the same as before.
     """
 
     def __init__(self, operation: Operation) -> None:
@@ -38,15 +35,7 @@ class StreamReader:
         self._tensors: list[tuple[str, str, tuple[int, ...]]] = []
 
     def read(self, data: bytes, *, is_followed: bool) -> InferResponse:
-        """Return the response in a message.
-
-        Args:
-            data: The message.
-            is_followed: Whether the next one is there already.
-
-        Raises:
-            PyTritonClientInferenceServerError: It is an error of the server, or cannot be read.
-        """
+        """Return the response in a message; ``is_followed`` says whether the next message has already come."""
         known = self._known
         if known is not None and (contents := self._contents_of(data)) is not None:
             try:
@@ -55,7 +44,7 @@ class StreamReader:
                     for (name, datatype, shape), content in zip(self._tensors, contents, strict=True)
                 }
             except ValueError:
-                outputs = None  # which is told below
+                outputs = None  # the full parser below reports the error
             if outputs is not None:
                 return _made(outputs, known, is_followed=is_followed)
         return self._read_anew(data, is_followed=is_followed)
@@ -82,7 +71,7 @@ class StreamReader:
         if data[:1] == _RESPONSE and begin + size == len(data) and where is not None:
             self._head, self._tail = data[begin : where[0]], data[where[1] :]
             self._tensors = [(each.name, each.datatype, tuple(each.shape)) for each in message.outputs]
-            # Without its arrays, which would stay as long as the stream.
+            # The arrays are left out, because they would live as long as the stream.
             self._known = replace(response, outputs={})
 
     def _contents_of(self, data: bytes) -> list[bytes] | None:
@@ -136,7 +125,7 @@ def _find_contents(data: bytes, at: int, count: int) -> tuple[int, int] | None:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends; one that is cut off is larger than all messages."""
+    """Return a varint and where it ends; one that is cut off counts as larger than all messages."""
     number = shift = 0
     while at < len(data) and shift < _MOST_BITS:
         byte = data[at]

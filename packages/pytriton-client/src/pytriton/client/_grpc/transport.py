@@ -41,16 +41,12 @@ ABANDONED_CALL_S = 0.1
 MAX_BUFFERED_WRITE_BYTES = 1 << 16
 _CHANNEL_CLOSE_TIMEOUT_S = 0.5
 
-# Channels that forked children have from their parents. They are never closed.
+# Forked children inherit these channels from their parents. They are never closed.
 _of_parents: list[Any] = []
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
-    """Return the credentials of a channel to an encrypted address; ``None`` for one without encryption.
-
-    Raises:
-        PyTritonClientValueError: The certificates cannot be read.
-    """
+    """Return the credentials of a channel to an encrypted address; ``None`` for one without encryption."""
     if not url.is_encrypted:
         return None
     return grpc.ssl_channel_credentials(*read_certificates(tls))
@@ -66,15 +62,7 @@ def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> InferenceServe
 
 
 class GrpcTransport:
-    """The ``Transport`` for gRPC: one channel, which threads may share.
-
-    Args:
-        url: The server.
-        headers: Sent with every request as metadata.
-        tls: Certificates for an encrypted connection.
-        max_response_bytes: The largest response that is taken.
-        client: The class of the client, for errors.
-    """
+    """The ``Transport`` for gRPC: one channel, which threads may share."""
 
     def __init__(
         self,
@@ -97,7 +85,7 @@ class GrpcTransport:
         call_in_child(self, GrpcTransport._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
-        # Its end would say goodbye to the server over the parent's connection.
+        # Closing it would end the connection of the parent.
         _of_parents.append(self._channel)
         if is_usable():
             self._begin()
@@ -190,7 +178,8 @@ class GrpcTransport:
         for call in self._background_calls.copy():
             call.cancel()
         if self._has_unfinished:
-            # close() waits for writes under way, and for events of calls whose reader Ctrl+C has ended: maybe for ever.
+            # close() waits for unfinished writes, and for events of calls whose reader Ctrl+C has ended: maybe for
+            # ever.
             closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter is ending, or the machine has no thread left
                 closing.start()
@@ -225,16 +214,16 @@ class GrpcTransport:
             raise self._translate(operation, error) from error
 
     def _call_in_background(self, operation: Operation, method: Any, message: Any, headers: Mapping[str, str]) -> Any:
-        """Make a call whose message may not fit into the buffers of the socket, and wait no longer than its timeout.
+        """Make a call whose message may not fit into the buffers of the socket, and wait for its timeout only.
 
-        gRPC does not end a call during a write, whatever its timeout. So only the wait for the call ends here; gRPC
-        ends the call itself when the server reads again or the connection breaks.
+        gRPC does not end a call during a write, whatever its timeout. It ends the call later, when the server reads
+        again or the connection breaks.
         """
         self._has_unfinished = True
         call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
         self._background_calls.add(call)
         try:
-            if self._is_closed:  # since the call began, so that close() may not know of it
+            if self._is_closed:  # the client was closed after the call began, so that close() may have missed it
                 raise closed_error(operation.model_name, self._url, self._client)
             return call.result(timeout=operation.timeout_s)
         except grpc.FutureTimeoutError as error:
@@ -243,7 +232,7 @@ class GrpcTransport:
             raise closed_error(operation.model_name, self._url, self._client) from error
         finally:
             self._background_calls.discard(call)
-            call.cancel()  # which does nothing to a call that is over
+            call.cancel()  # does nothing if the call is over
 
     def _invoke(
         self,
@@ -259,7 +248,7 @@ class GrpcTransport:
         try:
             return method(message, metadata=make_metadata(self._headers, headers), **options)
         except ValueError as error:
-            # Also raised by a channel that another thread has just closed.
+            # A channel that another thread has just closed raises this, too.
             if self._is_closed:
                 raise closed_error(operation.model_name, self._url, self._client) from error
             raise
@@ -274,12 +263,7 @@ class GrpcTransport:
 class GrpcStream:
     """The responses to one request, a ``ResponseStream``.
 
-    Args:
-        send: Sends the request and returns the call of gRPC.
-        operation: What is being done.
-        watchdog: Ends waits for a response that take too long; gRPC has timeouts for whole calls only.
-        translate: Converts an error of gRPC.
-        abandon: Takes over a call whose responses are not wanted any more. Does not block.
+    The watchdog limits waits for single responses, because gRPC has timeouts for whole calls only.
     """
 
     def __init__(
@@ -339,7 +323,7 @@ class GrpcStream:
         try:
             next(self._call, None)
         except grpc.RpcError:
-            self._call.cancel()  # the caller has the last response, whatever the status of the call
+            self._call.cancel()  # the caller has the last response; the status of the call does not matter
         finally:
             self._watchdog.finish(self)
 
@@ -356,13 +340,7 @@ class GrpcStream:
 
 
 class _AbandonedCall(threading.Thread):
-    """A thread that reads an abandoned stream to its end, or cancels it after ``ABANDONED_CALL_S``.
-
-    Args:
-        call: The call of gRPC.
-        watchdog: Ends the wait.
-        others: All such threads that run; this one adds and removes itself.
-    """
+    """A thread that reads an abandoned stream to its end, or cancels it after ``ABANDONED_CALL_S``."""
 
     def __init__(self, call: Any, watchdog: Watchdog, others: set[threading.Thread]) -> None:
         super().__init__(name="pytriton-client-leave", daemon=True)
@@ -383,7 +361,7 @@ class _AbandonedCall(threading.Thread):
     def run(self) -> None:
         """Read until the end."""
         try:
-            with contextlib.suppress(grpc.RpcError):  # its status is not needed
+            with contextlib.suppress(grpc.RpcError):  # the status of the call does not matter
                 for _ in self._call:
                     pass
         except ValueError:

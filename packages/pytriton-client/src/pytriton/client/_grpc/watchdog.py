@@ -85,10 +85,10 @@ class Watchdog:
                 if not expired:
                     self._wakes_at = min(self._ends.values())
                     self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
-            # Outside the lock, as ending a wait takes locks of others, whose holders may be about to take this one.
+            # This runs outside the lock: ending a wait takes locks of others, whose holders may want this lock.
             for watched in expired:
                 try:
                     watched.end_wait()
                 except Exception:
-                    # The waits of all others have limits, too.
+                    # The other waits have limits, too.
                     logger.exception("A wait that took too long could not be ended.")

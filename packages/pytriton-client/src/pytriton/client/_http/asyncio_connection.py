@@ -19,26 +19,14 @@ __all__ = ["Connection", "connect"]
 
 # Up to this many bytes of a body are handed to the transport at a time: what it cannot send at once, it copies.
 _PIECE_BYTES = 1 << 18
-# More of a stream than this is not read ahead of whoever takes it.
+# At most this much of a stream is read before somebody takes it.
 _MAX_UNTAKEN_BYTES = 1 << 18
 
 
 async def connect(
     route: Route, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, deadline: Deadline
 ) -> Connection:
-    """Open a connection.
-
-    Args:
-        route: The way to the server.
-        headers: Sent with every request.
-        tls: For encrypted connections; ``None`` for others.
-        max_bytes: The largest body of a response that is taken in one.
-        deadline: For the look-up of the name, connecting and the handshake together.
-
-    Raises:
-        TimeoutError: The deadline is over.
-        OSError: There is no connection to be had; ``ssl.SSLError`` is one of them.
-    """
+    """Open a connection."""
     attempts = Attempts(route.hostname)
     task = asyncio.ensure_future(_connect(route, headers, tls, max_bytes, attempts))
     try:
@@ -72,7 +60,7 @@ async def _connect(
         except BaseException:
             connecting.close()
             raise
-    # From here on the transport owns the socket, and closes it where the handshake fails.
+    # From here on the transport owns the socket, and closes it if the handshake fails.
     _, connection = await loop.create_connection(
         lambda: Connection(route, headers, connecting, max_bytes),
         sock=connecting,
@@ -95,19 +83,10 @@ async def _open_tunnel(connecting: socket.socket, route: Route) -> None:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One exchange at a time: send a request, then read its response in one or piece by piece.
+    """One exchange at a time: send a request, then read its response at once or piece by piece.
 
-    Whoever gets an error out of it, or is cancelled while waiting for it, must ``abort`` it: whatever was left unread
-    would be taken for the response to the next request.
-
-    Args:
-        route: The way to the server.
-        headers: Sent with every request.
-        connected: The socket below the transport; the transport owns it.
-        max_bytes: The largest body of a response that is taken in one.
-
-    Attributes:
-        lost: Done when the connection is closed.
+    After an error or a cancellation the caller must ``abort`` it: unread bytes would be taken for the response to the
+    next request.
     """
 
     def __init__(self, route: Route, headers: Mapping[str, str], connected: socket.socket, max_bytes: int) -> None:
@@ -118,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._socket = connected
         self._transport: Any = None
         self._reader = ResponseReader(max_bytes)
-        # Who waits for bytes that come, and whether they are enough.
+        # The task that waits for bytes, and the condition that ends its wait.
         self._reading: asyncio.Future[None] | None = None
         self._is_enough: Callable[[], bool] = bool
         self._writing: asyncio.Future[None] | None = None
@@ -129,13 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     async def exchange(self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False) -> HttpResponse:
-        """Send a request and read its response, of a stream the head.
-
-        Raises:
-            TimeoutError: The deadline is over.
-            OSError: The connection broke.
-            HttpWireError: The response cannot be understood, ends early or is too large.
-        """
+        """Send a request and read its response; of a stream, read the head only."""
         reader = self._reader
         reader.begin(is_stream=is_stream)
         await self._read(lambda: reader.is_complete, deadline, request)
@@ -162,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def is_alive(self) -> bool:
         """Ask whether an idle connection can be used: the server has not closed it, nor sent what nobody asked for."""
-        # What the loop has not looked at yet may be the end of the connection, which TLS, too, tells by sending.
+        # Unread bytes may be the end of the connection; TLS sends bytes for that as well.
         return self.can_be_kept and is_silent(self._socket)
 
     def abort(self) -> None:
@@ -174,12 +147,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        # So that a pause lasts until all has been given to the system. With 0, TLS would pause where nothing is left.
+        # A pause then lasts until the system has taken all bytes. With high=0, TLS would pause without any.
         self._transport.set_write_buffer_limits(high=1, low=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            # Before Python 3.11, TLS warns of one that was lost and that nobody has closed.
+            # Before Python 3.11, a lost TLS transport that nobody closed causes a warning.
             self._transport.abort()
         if isinstance(exc, BrokenPipeError):
             self._is_written = False
@@ -192,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._reader.is_over:
-            self.abort()  # nobody asked for it
+            self.abort()  # the server sent bytes that belong to no request
         try:
             self._reader.received(nbytes)
         except (HttpWireError, MemoryError) as error:
@@ -214,14 +187,14 @@ class Connection(asyncio.BufferedProtocol):
         self._may_write = True
         self._end_wait_to_write()
 
-    # What is below the methods above.
+    # The helpers of the methods above.
 
     async def _read(
         self, is_enough: Callable[[], bool], deadline: Deadline, request: HttpRequest | None = None
     ) -> None:
         """Read until that is enough; with a request, send that first."""
         if deadline.is_over:
-            # Where all that is read next has come already, no timer would ever have its turn.
+            # If all bytes have already come, the loop would never run a timer.
             raise TimeoutError("the deadline is over")
         if is_enough():
             return
@@ -240,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
             if not reading.done():
                 reading.cancel()
             elif not reading.cancelled():
-                reading.exception()  # or asyncio would complain of one that nobody looked at
+                reading.exception()  # asyncio logs errors that nobody has retrieved
 
     async def _send(self, request: HttpRequest) -> None:
         head, body = encode_head(request, self._host, self._headers, self._prefix), request.body
@@ -258,22 +231,22 @@ class Connection(asyncio.BufferedProtocol):
                     self._writing = None
             is_last = start + _PIECE_BYTES >= len(view)
             if is_last and self._transport.get_extra_info("ssl_object") is not None:
-                # A transport of TLS takes what it is given, until the loop has told it of the end by two turns.
+                # A TLS transport accepts bytes until the loop has reported the end to it, which takes two turns.
                 for _ in range(2):
                     await asyncio.sleep(0)
-            # A server that answers before it has read everything has made up its mind.
+            # If the server answers before it has read everything, the rest of the request is not sent.
             if self._reading is None or self._reading.done():
                 self._is_half_sent = True
                 return
             self._write(view[start : start + _PIECE_BYTES], is_last=is_last)
             if self._transport.is_closing():
-                return  # whoever reads hears of it
+                return  # the task that reads gets the error
 
     def _write(self, data: bytes | memoryview, *, is_last: bool = False) -> None:
         self._is_written = is_last
         self._transport.write(data)
         if self._transport.is_closing():
-            self._is_written = False  # the system did not take it
+            self._is_written = False  # the system did not take the bytes
 
     def _fail(self, error: Exception) -> None:
         self._error = error

@@ -24,14 +24,7 @@ _CLOSING_TIMEOUT_S = 1.0
 
 
 class AsyncConnectionPool:
-    """Connections to one server: as many as there are exchanges at one time, kept for the next ones.
-
-    Args:
-        url: The server.
-        headers: Sent with every request.
-        tls: For encrypted connections; ``None`` for others.
-        max_bytes: The largest body of a response that is taken in one.
-    """
+    """Connections to one server: as many as there are exchanges at one time, kept for the next ones."""
 
     def __init__(
         self,
@@ -49,17 +42,9 @@ class AsyncConnectionPool:
         self._per_loop = PerLoop(make, _Connections.close)
 
     async def exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
-        """Send a request and read the response to its end. A task that is cancelled meanwhile closes the connection.
+        """Send a request and read the response to its end, within the deadline.
 
-        Args:
-            request: The request.
-            deadline: For waiting for a connection, connecting, sending and reading together.
-
-        Raises:
-            LoopsClosedError: The pool has been closed.
-            TimeoutError: The deadline is over.
-            OSError: The connection cannot be made, or broke.
-            HttpWireError: The response cannot be understood, ends early or is too large.
+        If the task is cancelled, the connection is closed.
         """
         connections = await self._per_loop.get()
         connection, response = await connections.exchange(request, deadline)
@@ -90,12 +75,7 @@ class AsyncConnectionPool:
 
 
 class AsyncHttpStream:
-    """A request and its response, read piece by piece by one task. Raises as ``AsyncConnectionPool.exchange``.
-
-    Args:
-        per_loop: The connections.
-        request: The request.
-    """
+    """A request and its response, which one task reads piece by piece."""
 
     def __init__(self, per_loop: PerLoop[_Connections], request: HttpRequest) -> None:
         self._per_loop = per_loop
@@ -143,10 +123,9 @@ class _Connections:
     async def exchange(
         self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False
     ) -> tuple[Connection, HttpResponse]:
-        """Send a request and read its response, of a stream the head. Raises as ``AsyncConnectionPool.exchange``.
+        """Send a request and read its response, or the head of a stream.
 
-        Returns:
-            The connection, to be given back, and the response.
+        Returns the connection, which has to be given back, and the response.
         """
         while True:
             connection, is_fresh = await self.take(deadline)
@@ -161,13 +140,7 @@ class _Connections:
                     raise
 
     async def take(self, deadline: Deadline) -> tuple[Connection, bool]:
-        """Return a connection, and whether it is a fresh one.
-
-        Raises:
-            LoopsClosedError: They have been closed.
-            TimeoutError: The deadline is over.
-            OSError: The connection cannot be made.
-        """
+        """Return a connection, and whether it is new."""
         has_waited = False
         while True:
             if self.is_closed:
@@ -229,7 +202,7 @@ class _Connections:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         if is_first:
-            # Its turn had come, but a task that did not wait was faster.
+            # A task that did not wait was faster, so this one keeps its place at the front.
             self._waiting.appendleft(turn)
         else:
             self._waiting.append(turn)
@@ -237,7 +210,7 @@ class _Connections:
         try:
             await turn
         except BaseException:
-            # Whoever was woken and does not take the connection passes the turn on.
+            # A task that was woken and does not take the connection wakes the next one.
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._wake_next()
             raise

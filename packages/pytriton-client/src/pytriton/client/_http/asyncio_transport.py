@@ -40,18 +40,7 @@ def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings
 
 
 class AsyncHttpTransport:
-    """The ``AsyncTransport`` for HTTP.
-
-    Args:
-        url: The server.
-        headers: Sent with every request.
-        tls: Certificates for an encrypted connection.
-        max_bytes: The largest response that is taken.
-        client: The class of the client, for errors.
-
-    Raises:
-        PyTritonClientValueError: The certificates cannot be read.
-    """
+    """The ``AsyncTransport`` for HTTP."""
 
     def __init__(
         self,
@@ -167,14 +156,7 @@ class AsyncHttpTransport:
 
 
 class AsyncHttpResponseStream:
-    """The responses to one request, an ``AsyncResponseStream``.
-
-    Args:
-        stream: The response of HTTP that carries them.
-        operation: What is being done.
-        reader: Understands its body.
-        translate: Makes an error of ours of one of the connection.
-    """
+    """The responses to one request, an ``AsyncResponseStream``."""
 
     def __init__(
         self,

@@ -21,21 +21,7 @@ _JOIN_BELOW_BYTES = 1 << 16
 
 
 class Connection:
-    """One connection, used by one thread at a time.
-
-    Args:
-        route: The way to the server.
-        headers: Sent with every request.
-        tls: How to encrypt; ``None`` for a connection in the clear.
-        max_bytes: The largest body of a response that is taken in one.
-        deadline: For connecting, and for the handshake of the encryption.
-
-    Attributes:
-        has_sent: Whether all of the last request left this machine.
-
-    Raises:
-        OSError: The connection cannot be made, or (``TimeoutError``) the deadline is over.
-    """
+    """One connection, used by one thread at a time."""
 
     def __init__(
         self,
@@ -63,12 +49,7 @@ class Connection:
         self.has_sent = False
 
     def exchange(self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False) -> HttpResponse:
-        """Send a request and read its response, of a stream the head.
-
-        Raises:
-            OSError: The connection broke, or (``TimeoutError``) the deadline is over.
-            HttpWireError: The response cannot be understood, ends early or is too large.
-        """
+        """Send a request and read its response; of a stream, read the head only."""
         self.has_sent = False
         self._reader.begin(is_stream=is_stream)
         head = encode_head(request, self._host, self._headers, self._prefix)
@@ -83,7 +64,7 @@ class Connection:
         return self._reader.response()
 
     def read_piece(self, deadline: Deadline) -> bytes:
-        """Return what has come of a stream, at least one byte; none at its end. Raises as ``exchange`` does."""
+        """Return the bytes of a stream that have come, at least one; nothing at its end."""
         while not self._reader.has_piece:
             self._receive(deadline)
         return self._reader.take()
@@ -104,21 +85,21 @@ class Connection:
         try:
             self._socket.recv(1)
         except ssl.SSLWantReadError:
-            return True  # tickets and keys, which TLS sends of its own accord
+            return True  # TLS sends tickets and keys without being asked
         except OSError:
             return False
         return False
 
     def shut_down(self) -> None:
-        """End the reads and writes that another thread waits in; it closes the connection itself then."""
+        """End the reads and writes that another thread waits in; that thread then closes the connection."""
         try:
             if isinstance(self._socket, ssl.SSLSocket):
-                # Not its own, which would let that thread read what is encrypted as if it were not.
+                # The method of the SSL socket would make the other thread read encrypted bytes as plain ones.
                 socket.SocketType.shutdown(self._socket, socket.SHUT_RDWR)
             else:
                 self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other side or the other thread was faster
+            return  # the server, or the other thread, closed it first
 
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
@@ -147,10 +128,10 @@ class Connection:
 
 
 def is_silent(connected: socket.socket) -> bool:
-    """Ask whether a socket that does not block is open, and nothing has come on it, encrypted or not."""
+    """Return whether a non-blocking socket is open and nothing has come on it, encrypted or not."""
     try:
         if isinstance(connected, ssl.SSLSocket):
-            socket.SocketType.recv(connected, 1, socket.MSG_PEEK)  # which itself refuses to peek
+            socket.SocketType.recv(connected, 1, socket.MSG_PEEK)  # an SSL socket itself refuses MSG_PEEK
         else:
             connected.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -164,7 +145,7 @@ def _connect(route: Route, deadline: Deadline) -> socket.socket:
     try:
         found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        # What the look-up says of a name with an empty label or one of more than 63 characters.
+        # The resolver raises this for a name with an empty label, or with a label of more than 63 characters.
         raise OSError(f"{route.hostname!r} cannot be a host name: {error}") from error
     attempts = Attempts(route.hostname)
     slow: dict[socket.socket, Address] = {}
@@ -185,7 +166,7 @@ def _connect(route: Route, deadline: Deadline) -> socket.socket:
                 return connecting
             except OSError as error:
                 if isinstance(error, TimeoutError) and not error.errno:
-                    continue  # which does not end the attempt
+                    continue  # a timeout here does not end the attempt
                 attempts.failures[address] = error
                 if connecting is not None:
                     del slow[connecting]
@@ -197,7 +178,7 @@ def _connect(route: Route, deadline: Deadline) -> socket.socket:
 
 
 def _wait_for_first(slow: dict[socket.socket, Address], attempts: Attempts, deadline: Deadline) -> socket.socket:
-    """Return the first of several sockets that is connected, and take it and those that fail out of them."""
+    """Return the first of several sockets that is connected; remove it and failed ones from ``slow``."""
     with selectors.DefaultSelector() as selector:
         for connecting in slow:
             selector.register(connecting, selectors.EVENT_WRITE)

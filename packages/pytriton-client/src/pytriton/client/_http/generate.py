@@ -33,7 +33,7 @@ from ..exceptions import PyTritonClientError, PyTritonClientValueError
 __all__ = ["GenerateReader", "encode_generate_request"]
 
 _UNSUPPORTED = ("FP16", "BF16")
-# Keys of the JSON that are no tensors.
+# These keys of the JSON are no tensors.
 _INPUT_KEYS = ("id", "parameters")
 _OUTPUT_KEYS = ("id", "model_name", "model_version")
 _EVENT_END = b"\n\n"
@@ -41,19 +41,13 @@ _EVENT_PREFIX = b"data: "
 
 
 class GenerateReader:
-    """Reads the responses to one request from the body of an HTTP response, however that is cut into pieces.
-
-    Args:
-        spec: The model.
-        request: What the responses answer.
-        max_bytes: The largest response that is taken.
-    """
+    """Reads the responses to one request from the body of an HTTP response, however that is cut into pieces."""
 
     def __init__(self, spec: ModelSpec, request: InferRequest, max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> None:
         self._spec = spec
         self._request = request
         self._max_bytes = max_bytes
-        # What has come of the next event, and how much of that was searched for its end.
+        # The unfinished event at the end of the buffer, and how much of it was searched for its end.
         self._data = bytearray()
         self._searched = 0
         self._events: deque[bytes] = deque()
@@ -65,14 +59,7 @@ class GenerateReader:
         self._searched = max(0, len(self._data) - len(_EVENT_END) + 1)
 
     def next_response(self, operation: Operation) -> InferResponse | None:
-        """Return the next response; ``None`` where a piece is missing.
-
-        Args:
-            operation: What is being done, for errors.
-
-        Raises:
-            PyTritonClientInferenceServerError: The response is an error, or cannot be read.
-        """
+        """Return the next response; ``None`` where a piece is missing."""
         if not self._events:
             if len(self._data) > self._max_bytes:
                 text = (
@@ -95,13 +82,7 @@ class GenerateReader:
 
     @staticmethod
     def error_of(status: int, body: bytes | bytearray, operation: Operation) -> PyTritonClientError:
-        """Return the error that an HTTP response with another status than 200 tells of.
-
-        Args:
-            status: The status code.
-            body: All of its body.
-            operation: What is being done.
-        """
+        """Return the error for a status other than 200."""
         # An error of the model comes as an event, one of the server as plain JSON.
         data = bytearray(body)
         text = find_error_text(next(iter(_split_events(data)), bytes(data)))
@@ -109,11 +90,7 @@ class GenerateReader:
 
 
 def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        PyTritonClientValueError: The extension has no way to say it.
-    """
+    """Return the body of a request. Raises an error if the generate extension cannot express it."""
     batch_size = request.inputs[0][1].shape[0] if spec.batching else None
     for tensor in spec.outputs:
         _check_output(spec, tensor)
@@ -131,12 +108,7 @@ def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
 
 
 def _split_events(data: bytearray, searched: int = 0) -> list[bytes]:
-    """Take the whole events from the front of a buffer and return what each one carries.
-
-    Args:
-        data: The buffer.
-        searched: How many bytes at its front no event ends in.
-    """
+    """Take the complete events from the front of a buffer. No event ends within the first ``searched`` bytes."""
     events = []
     while (end := data.find(_EVENT_END, searched)) >= 0:
         event = bytes(data[:end])
@@ -169,7 +141,7 @@ def _decode_response(spec: ModelSpec, request: InferRequest, content: dict[str, 
         model_name=str(content.pop("model_name", "")),
         model_version=None if (version := content.pop("model_version", None)) is None else str(version),
         is_final=bool(content.pop("triton_final_response", False)),
-        parameters=content,  # what is left
+        parameters=content,  # everything else
     )
 
 
@@ -181,7 +153,7 @@ def _encode_input(spec: ModelSpec, tensor: TensorSpec, array: npt.NDArray[Any], 
         _refuse(spec, f"{where} of another type than {tensor.datatype}", "Triton does not read it from JSON")
     if array.size == 0:
         _refuse(spec, f"{where} with at least one element", f"the shape is {array.shape}")
-    # To Triton the batch axis is a free one.
+    # Triton treats the batch axis as one of free length.
     shape = _shape_of(tensor.shape if batch_size is None else (-1, *tensor.shape), array.size)
     if shape != array.shape:
         _refuse(
@@ -215,7 +187,7 @@ def _check_output(spec: ModelSpec, tensor: TensorSpec) -> None:
 
 
 def _shape_of(declared: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the shape of so many elements: what is left over goes to the last free axis, and 1 to the others."""
+    """Return the shape of ``size`` elements: the last free axis takes what is left, the other free axes are 1."""
     fixed = math.prod(length for length in declared if length != -1)
     rest = size // fixed if fixed else 0
     shape = []

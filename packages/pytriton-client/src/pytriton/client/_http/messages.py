@@ -109,11 +109,7 @@ def infer_request(request: InferRequest) -> HttpRequest:
 
 
 def stream_request(spec: ModelSpec, request: InferRequest) -> HttpRequest:
-    """Ask for an inference with any number of responses; a ``GenerateReader`` reads them.
-
-    Raises:
-        PyTritonClientValueError: HTTP has no way to say it.
-    """
+    """Ask for an inference with any number of responses; a ``GenerateReader`` reads them."""
     path = f"{model_path(request.model_name, request.model_version)}/generate_stream"
     return HttpRequest("POST", path, request.call.headers, encode_generate_request(spec, request))
 
@@ -149,11 +145,7 @@ def list_shared_memory_request() -> HttpRequest:
 
 
 def read_shared_memory_names(response: HttpResponse, operation: Operation) -> list[str]:
-    """Return the names of the regions that are registered.
-
-    Raises:
-        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
-    """
+    """Return the names of the regions that are registered."""
     check_status(response, operation)
     try:
         return [str(region["name"]) for region in parse_json(bytes(response.body))]
@@ -162,11 +154,7 @@ def read_shared_memory_names(response: HttpResponse, operation: Operation) -> li
 
 
 def read_model_states(response: HttpResponse, operation: Operation) -> dict[str, str]:
-    """Return the models of the server with their states.
-
-    Raises:
-        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
-    """
+    """Return the models of the server with their states."""
     check_status(response, operation)
     try:
         listed = parse_json(bytes(response.body))
@@ -176,11 +164,7 @@ def read_model_states(response: HttpResponse, operation: Operation) -> dict[str,
 
 
 def check_status(response: HttpResponse, operation: Operation) -> None:
-    """Check that a response is no error.
-
-    Raises:
-        PyTritonClientInferenceServerError: It is one.
-    """
+    """Check that a response is no error."""
     if response.status != 200:
         text = find_error_text(response.body)
         raise server_error(operation, str(response.status), text or f"(HTTP status {response.status} without a text)")
@@ -199,12 +183,7 @@ def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientErr
 
 
 def read_readiness(response: HttpResponse, operation: Operation) -> bool:
-    """Return whether the server, or a model, says that it is ready.
-
-    Raises:
-        PyTritonClientInferenceServerError: The server refuses to say it to this caller.
-        PyTritonClientConnectionError: What answers is not Triton, such as a gateway that does not reach it.
-    """
+    """Return whether the server, or a model, says that it is ready."""
     try:
         check_status(response, operation)
     except PyTritonClientInferenceServerError as error:
@@ -234,11 +213,7 @@ def _page(response: HttpResponse) -> str:
 
 
 def read_model_config(response: HttpResponse, operation: Operation) -> Mapping[str, Any]:
-    """Return the model configuration in the form of its JSON.
-
-    Raises:
-        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
-    """
+    """Return the model configuration in the form of its JSON."""
     check_status(response, operation)
     try:
         config = parse_json(bytes(response.body))
@@ -252,16 +227,7 @@ def read_model_config(response: HttpResponse, operation: Operation) -> Mapping[s
 def read_infer_response(
     response: HttpResponse, operation: Operation, shared: SharedTensors | None = None
 ) -> InferResponse:
-    """Return the response to an inference.
-
-    Args:
-        response: What came.
-        operation: What was asked, for errors.
-        shared: The tensors of the request that go through shared memory.
-
-    Raises:
-        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
-    """
+    """Return the response to an inference."""
     check_status(response, operation)
     try:
         length = response.headers.get(TENSORS_START.lower())
@@ -299,18 +265,18 @@ def _read_outputs(described: Any, data: memoryview, shared: SharedTensors | None
             raise ValueError(f"expected each output once and by its name, received {describe(name)}")
         size = output.get("parameters", {}).get("binary_data_size")
         if size is None and "data" not in output and shared is not None and shared.outputs.get(name) is not None:
-            # Nothing else says that the server has written it to the place that it was given.
+            # Nothing else shows that the server has written the output to the place that it was given.
             outputs[name] = shared.read(name, datatype, shape)
             continue
         if size is None:
-            # In the JSON itself, as servers other than Triton may send it.
+            # Servers other than Triton may send it inside the JSON.
             outputs[name] = array_from_json(output["data"], datatype, shape)
             continue
         if type(size) is not int or not 0 <= size <= len(data) - start:
             raise ValueError(
                 f"expected {describe(size)} bytes of the output {describe(name)}, received {len(data) - start}"
             )
-        # Only the bulk of a response is not copied: whoever keeps a small output is not to keep all of it in memory.
+        # Only large outputs share the memory of the response: a small one must not keep all of it alive.
         outputs[name] = decode_tensor(data[start : start + size], datatype, shape, may_share=2 * size >= len(data))
         start += size
     if start != len(data):

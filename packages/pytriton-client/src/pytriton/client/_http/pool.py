@@ -34,12 +34,6 @@ class PoolClosedError(Exception):
 class ConnectionPool:
     """Connections to one server: as many as there are exchanges at one time, kept for the next ones.
 
-    Args:
-        url: The server.
-        headers: Sent with every request.
-        tls: How to encrypt; ``None`` for a connection in the clear.
-        max_bytes: The largest body of a response that is taken in one.
-
     Attributes:
         is_closed: Whether ``close`` was called.
     """
@@ -70,33 +64,13 @@ class ConnectionPool:
             connection.close()
 
     def exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
-        """Send a request and read the response to its end.
-
-        Args:
-            request: The request.
-            deadline: For connecting, sending and reading together. The look-up of a host name alone may take longer, as
-                the operating system has no limit to give to it.
-
-        Raises:
-            PoolClosedError: The pool has been closed, before the exchange or during it.
-            TimeoutError: The deadline is over.
-            OSError: The connection cannot be made, or broke.
-            HttpWireError: The response cannot be understood, ends early or is too large.
-        """
+        """Send a request and read the response to its end."""
         connection, response = self._exchange(request, deadline)
         self.give_back(connection)
         return response
 
     def stream(self, request: HttpRequest, deadline: Deadline) -> HttpStream:
-        """Send a request and read the head of its response, the body of which is read piece by piece.
-
-        Args:
-            request: The request.
-            deadline: For connecting, sending and reading together.
-
-        Raises:
-            OSError: As ``exchange``; also ``PoolClosedError``, ``TimeoutError`` and ``HttpWireError``.
-        """
+        """Send a request and read the head of its response; the caller reads the body piece by piece."""
         connection, response = self._exchange(request, deadline, is_stream=True)
         return HttpStream(self, connection, response.status)
 
@@ -109,13 +83,13 @@ class ConnectionPool:
         for connection in idle:
             connection.close()
         for connection in busy:
-            # Its thread closes it: the descriptor of a socket that is waited on must not be given to another one.
+            # Its own thread closes it: a descriptor that a thread still waits on must not be reused.
             connection.shut_down()
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next exchange where that is possible; else close it."""
         with self._lock:
-            # One that a parent's stream used in a forked child is none of its own.
+            # A forked child does not own the connection that a stream of its parent used.
             is_own = connection in self._busy
             self._busy.discard(connection)
             has_room = is_own and len(self._idle) < MAX_IDLE_CONNECTIONS
@@ -125,14 +99,9 @@ class ConnectionPool:
         connection.close()
 
     def discard(self, connection: Connection, error: BaseException | None = None) -> None:
-        """Close a connection whose exchange is not over: what it left unread would be the response to the next request.
+        """Close a connection whose exchange is not over: unread bytes would be the response to the next request.
 
-        Args:
-            connection: The connection.
-            error: Why, where something went wrong.
-
-        Raises:
-            PoolClosedError: In place of an error that came from closing the pool.
+        Raises ``PoolClosedError`` in place of an error that comes from closing the pool.
         """
         with self._lock:
             self._busy.discard(connection)
@@ -189,16 +158,7 @@ class ConnectionPool:
 
 
 class HttpStream:
-    """A response that is read piece by piece, by one thread at a time. Must be closed.
-
-    Args:
-        pool: The connections.
-        connection: The one that carries it.
-        status: Its status code.
-
-    Attributes:
-        status: The status code.
-    """
+    """A response that one thread reads piece by piece. It must be closed."""
 
     def __init__(self, pool: ConnectionPool, connection: Connection, status: int) -> None:
         self._pool = pool
@@ -206,10 +166,7 @@ class HttpStream:
         self.status = status
 
     def read_piece(self, deadline: Deadline) -> bytes:
-        """Wait for the next piece of the body and return it; ``b""`` after the last one.
-
-        Raises what ``ConnectionPool.exchange`` does, and closes the stream then.
-        """
+        """Wait for the next piece of the body and return it; ``b""`` after the last one. An error closes the stream."""
         connection = self._connection
         if connection is None:
             return b""

@@ -24,7 +24,7 @@ __all__ = ["HttpTransport", "make_tritonclient"]
 
 def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
     """Return a client of tritonclient itself, for code that wants one."""
-    from tritonclient.http import InferenceServerClient  # which brings gevent, and the clients here have no use for it
+    from tritonclient.http import InferenceServerClient  # it imports gevent, which these clients do not need
 
     return InferenceServerClient(
         url.without_scheme + url.path,
@@ -36,15 +36,7 @@ def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings
 
 
 class HttpTransport:
-    """The ``Transport`` for HTTP: a pool of connections carries the messages.
-
-    Args:
-        url: The server.
-        headers: Sent with every request.
-        tls: Certificates for an encrypted connection.
-        max_bytes: The largest response that is taken.
-        client: The class of the client, for errors.
-    """
+    """The ``Transport`` for HTTP: a pool of connections carries the messages."""
 
     def __init__(
         self,
@@ -144,13 +136,7 @@ class HttpTransport:
 
 
 class HttpResponseStream:
-    """The responses to one request, a ``ResponseStream``.
-
-    Args:
-        send: Sends the request.
-        operation: What is being done, for errors.
-        reader: Understands the body.
-    """
+    """The responses to one request, a ``ResponseStream``."""
 
     def __init__(self, send: Callable[[Deadline], HttpStream], operation: Operation, reader: GenerateReader) -> None:
         self._send = send

@@ -31,11 +31,11 @@ __all__ = [
 TENSORS_START = "Inference-Header-Content-Length"
 """The header that says where in a body the JSON ends and the first tensor begins."""
 
-# The most bytes of a head, of the line before a chunk, of all trailers together, and of one read.
+# Limits in bytes: a head, the line before a chunk, all trailers together, one read.
 _BUFFER_BYTES = 1 << 16
 _MAX_INTERIM_RESPONSES = 16
 _NO_BODY = (204, 304)
-# Room for a body is made in steps: for what a header claims up to this, then for some times as much as has come.
+# Memory for a body grows in steps: first what the header claims up to this limit, then a multiple of what has come.
 _FIRST_STEP_BYTES = 4 << 20
 _STEP_FACTOR = 4
 _ALIGNMENT = 64
@@ -88,9 +88,6 @@ class ResponseReader:
     Whoever has called ``begin`` receives bytes into ``buffer()`` and tells with ``received`` how many, until what it
     waits for is there: ``is_complete``, or for a stream ``has_piece``.
 
-    Args:
-        max_bytes: The largest body that is taken in one; a stream may have any size.
-
     Attributes:
         is_over: Whether nothing of the response is left to come.
     """
@@ -119,19 +116,19 @@ class ResponseReader:
         self._status = 0
         self._headers: Mapping[str, str] = {}
         self._body = bytearray()
-        self._left = 0  # of the body, or of the current chunk
-        # Where a body of known length goes that had not come with its head, and how much of that is filled.
+        self._left = 0  # bytes that are left of the body, or of the current chunk
+        # Where a body of known length is written, and how much of that is filled.
         self._place: memoryview | None = None
         self._filled = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether ``response`` can be called: all of it has come, or its head where it is a stream."""
+        """Whether ``response`` can be called: the whole response has come, or the head of a stream."""
         return self.is_over or (self._is_stream and self._status > 0)
 
     @property
     def has_piece(self) -> bool:
-        """Whether ``take`` need not wait: it returns something, or the stream is over."""
+        """Whether ``take`` returns at once: bytes have come, or the stream is over."""
         return self.is_over or len(self._body) > 0
 
     @property
@@ -160,14 +157,9 @@ class ResponseReader:
         return self._view[self._end :] if self._place is None or self.is_over else self._place[self._filled :]
 
     def received(self, count: int) -> None:
-        """Understand the bytes that came into ``buffer()``; 0 is the end of the connection.
-
-        Raises:
-            HttpWireError: They cannot be understood, or the connection ended too early.
-            ResponseTooLargeError: The body is larger than what is taken.
-        """
+        """Understand the bytes that came into ``buffer()``; 0 is the end of the connection."""
         if self.is_over:
-            self._has_ended = True  # or sent what nobody asked for, which is no better
+            self._has_ended = True  # the server closed the connection, or sent bytes that belong to no request
         elif not count:
             self._has_ended = True
             if self._state != self._body_to_end:
@@ -289,14 +281,14 @@ class ResponseReader:
             self._place = self._enlarge(place, self._left)
 
     def _enlarge(self, come: memoryview, size: int) -> memoryview:
-        """Return a copy of what has come of a body of that size, with room for more of it.
+        """Return a copy of the received bytes with room for more.
 
-        What a header claims is believed up to some megabytes. For more, the room is in proportion to what has really
-        come. The system gives the memory only as bytes come into it; a ``bytearray`` would take it, to write zeros.
+        A header is believed up to some megabytes; beyond that the room is in proportion to what has come. ``np.empty``
+        takes memory only as bytes come in; a ``bytearray`` would take all at once.
         """
         room = size
         while room > max(_FIRST_STEP_BYTES, _STEP_FACTOR * len(come)):
-            room = -(-room // _STEP_FACTOR)  # so that the last step is not one for a few bytes
+            room = -(-room // _STEP_FACTOR)  # makes the last step as large as the others
         # The first tensor is aligned, so that its array need not be a copy.
         memory = np.empty(room + _ALIGNMENT, np.uint8)
         tensors = self._headers.get(TENSORS_START.lower(), "0")
@@ -332,34 +324,23 @@ def _parse_head(head: str) -> tuple[str, int, dict[str, str]]:
 
 
 def _allows_reuse(version: str, headers: Mapping[str, str]) -> bool:
-    """Ask whether a connection may carry another request after a response with such a head."""
+    """Return whether the headers of a response allow another request on its connection."""
     connection = headers.get("connection", "").lower()
     if "transfer-encoding" in headers and "content-length" in headers:
-        return False  # two that do not agree on where the response ends
+        return False  # the two headers may disagree on where the response ends
     return "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
 
 
 def parse_number(text: str, base: int) -> int:
-    """Return a number of base 10 or 16 without a sign.
-
-    Raises:
-        HttpWireError: The text is something else.
-    """
-    # int() alone would take signs, underscores and blanks.
+    """Return a number of base 10 or 16 without a sign."""
+    # int() would accept signs, underscores and blanks.
     if not _NUMBERS[base].fullmatch(text):
         raise HttpWireError(f"expected a number in the response, received {describe(text)}")
     return int(text, base)
 
 
 def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str], prefix: str = "") -> bytes:
-    """Return what goes before the body of a request.
-
-    Args:
-        request: The request.
-        host: With the port.
-        headers: Those that every request carries; where the request has one of them, its own counts.
-        prefix: What comes before the path.
-    """
+    """Return the bytes before the body of a request. Headers of the request replace those of the client."""
     lines = [
         f"{request.method} {prefix}{request.path} HTTP/1.1",
         f"Host: {host}",
@@ -370,23 +351,18 @@ def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str], pre
 
 
 def is_unserved(response: HttpResponse) -> bool:
-    """Ask whether a server has refused a request for its connection alone, which had been kept, and not looked at it.
+    """Return whether the server refused a kept connection (408) without looking at the request.
 
-    A server says so (408, Request Timeout) that another one has replaced meanwhile.
+    A replaced server does so.
     """
     return response.status == HTTPStatus.REQUEST_TIMEOUT
 
 
 def may_retry(request: HttpRequest, error: BaseException, *, has_sent: bool) -> bool:
-    """Ask whether a request that failed on a connection that had been kept may be sent on another one.
+    """Return whether a request that failed on a kept connection may be sent again.
 
-    The server may have closed the idle connection just then. A question can be asked again. An inference can be if the
-    server does not have all of it; else nobody knows whether it has begun with it.
-
-    Args:
-        request: The request.
-        error: Why it failed.
-        has_sent: Whether the server may have all of it.
+    The server may have closed the idle connection just then. An inference may be repeated only if the server does not
+    have all of it; ``has_sent`` says that it may have.
     """
     has_broken = isinstance(error, (OSError, HttpWireError)) and not isinstance(error, TimeoutError)
     return has_broken and (request.method == "GET" or not has_sent)

@@ -26,11 +26,9 @@ class ConnectTimeoutError(TimeoutError):
 
 
 def order_addresses(found: Sequence[Address], hostname: str = "") -> list[Address]:
-    """Return addresses so that IPv6 and IPv4 take turns: the way that one of the two takes may be broken as a whole.
+    """Return addresses so that IPv6 and IPv4 take turns, because one of them may not work at all.
 
-    Args:
-        found: The addresses.
-        hostname: The name that they were found for. `localhost` has both (RFC 6761), whatever the system knows of it.
+    `localhost` has both (RFC 6761), whatever the system says.
     """
     if hostname.lower() == "localhost" and found:
         _, kind, protocol, name, (_, port, *_) = found[0]
@@ -51,9 +49,6 @@ def order_addresses(found: Sequence[Address], hostname: str = "") -> list[Addres
 
 class Attempts:
     """What has been tried to connect to a host.
-
-    Args:
-        hostname: The host.
 
     Attributes:
         failures: What became of each address so far; ``None`` where nothing has yet.
@@ -85,5 +80,5 @@ class Attempts:
 def _reason(error: OSError | None) -> str:
     if error is None:
         return "no answer"
-    # The text that asyncio gives to it says less.
+    # asyncio's own text says less.
     return os.strerror(error.errno) if error.errno else str(error)

@@ -12,16 +12,7 @@ __all__ = ["open_socket"]
 
 
 async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.socket:
-    """Connect to the first address of a host that answers.
-
-    Args:
-        hostname: The host.
-        port: Its port.
-        attempts: Notes what becomes of each address.
-
-    Raises:
-        OSError: None can be reached, or the name has none.
-    """
+    """Connect to the first address of a host that answers."""
     connecting: dict[asyncio.Task[socket.socket], Address] = {}
     left = order_addresses(await _addresses(hostname, port), hostname)
     try:
@@ -69,12 +60,12 @@ async def _connect_to(address: Address) -> socket.socket:
 
 async def _addresses(hostname: str, port: int) -> list[Any]:
     try:
-        # A number needs no look-up, and so no thread for it.
+        # A numeric address needs no look-up, and so no thread.
         return socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         loop = asyncio.get_running_loop()
     try:
         return await loop.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        # What the look-up says of a name with an empty label or one of more than 63 characters.
+        # The resolver raises this for a name with an empty label, or with a label of more than 63 characters.
         raise OSError(f"{hostname!r} cannot be a host name: {error}") from error

@@ -23,7 +23,7 @@ NO_GRPC_PROXY = ("grpc.enable_http_proxy", 0)
 """The option of a channel that takes no notice of ``http_proxy`` and the other variables of gRPC."""
 
 _DEFAULT_PORT = 80
-# gRPC reads these itself, the first that is set.
+# gRPC reads these variables itself; the first one that is set counts.
 _GRPC_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _GRPC_EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 _OPENED = re.compile(rb"HTTP/1\.[01] 2[0-9][0-9][ \r]")
@@ -65,9 +65,6 @@ def find_route(url: TritonUrl) -> Route:
 
     The variables are those of requests and httpx: ``http_proxy`` or ``https_proxy``, else ``all_proxy``, but not for
     what ``no_proxy`` lists; in lower case first, then in upper case. A loopback address has no proxy.
-
-    Raises:
-        PyTritonClientValueError: The variable does not name a proxy for HTTP.
     """
     proxy = _find_http_proxy(url)
     if proxy is None:
@@ -82,11 +79,7 @@ def find_route(url: TritonUrl) -> Route:
 
 
 def check_tunnel(head: bytes) -> None:
-    """Check what a proxy says to the request for a tunnel.
-
-    Raises:
-        OSError: It opens none.
-    """
+    """Check what a proxy says to the request for a tunnel."""
     if not _OPENED.match(head):
         line = str(head.partition(b"\r\n")[0], "latin-1")
         raise OSError(f"the proxy opens no tunnel, it answers {describe(line)}")
@@ -116,7 +109,7 @@ def _find_http_proxy(url: TritonUrl) -> _Proxy | None:
 
 
 def _find_grpc_proxy(url: TritonUrl) -> _Proxy | None:
-    """Return what gRPC is going to use."""
+    """Return the proxy that gRPC will use."""
     if url.is_loopback or not url.trust_env:
         return None
     variable = next((name for name in _GRPC_VARIABLES if name in os.environ), "")
@@ -127,13 +120,13 @@ def _find_grpc_proxy(url: TritonUrl) -> _Proxy | None:
     try:
         return _parse(variable, address, url)
     except PyTritonClientValueError:
-        return None  # gRPC takes no notice of what it does not understand
+        return None  # gRPC ignores values that it does not understand
 
 
 def _read(name: str) -> tuple[str, str]:
-    """Return how a variable is spelled that is set, and its value."""
+    """Return the spelling of the variable that is set, and its value."""
     for spelled in (name, name.upper()):
-        # A caller of a CGI program may set this one, by a header of the name Proxy.
+        # In a CGI program a caller can set HTTP_PROXY by a header named Proxy.
         if spelled in os.environ and not (spelled == "HTTP_PROXY" and "REQUEST_METHOD" in os.environ):
             return spelled, os.environ[spelled].strip()
     return name, ""
@@ -151,7 +144,7 @@ def _is_exempt(url: TritonUrl, listed: str) -> bool:
             if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
                 return True
         except ValueError:
-            continue  # one of the two is a name
+            continue  # the host or the entry is a name
     return False
 
 

@@ -24,7 +24,7 @@ __all__ = ["Expectations", "Placed", "layout_of_inputs"]
 _ALIGNMENT = 64
 # How many shapes of inputs are remembered with the sizes of their outputs.
 _MOST_SHAPES = 64
-# So many outputs of one size for inputs of one shape, and the next one is expected to have it, too.
+# After this many outputs of one size for inputs of one shape, the next one is expected to have that size, too.
 _SURE_AFTER = 2
 _SEQUENCE_OPTIONS = ("sequence_id", "sequence_start", "sequence_end")
 
@@ -42,17 +42,13 @@ def layout_of_inputs(request: InferRequest, least_bytes: int) -> dict[str, int]:
 
 
 class Expectations:
-    """How large the outputs of a model will be: by its specification, or as they were for inputs of the same shapes.
-
-    Args:
-        max_response_bytes: The largest response that is taken.
-    """
+    """How large the outputs of a model will be: by its specification, or as they were for inputs of the same shapes."""
 
     def __init__(self, max_response_bytes: int) -> None:
         self._max_response_bytes = max_response_bytes
         self._lock = Lock()
         self._seen: OrderedDict[object, dict[str, tuple[int, int]]] = OrderedDict()
-        # Outputs whose size follows from nothing that is known here.
+        # Nothing that is known here gives the size of these outputs.
         self._changing: set[str] = set()
 
     def sizes(self, spec: ModelSpec, request: InferRequest, least_bytes: int) -> dict[str, int]:
@@ -95,7 +91,7 @@ class Expectations:
                 seen[name] = (size, count + 1)
 
     def give_up(self, placed: Placed, text: str) -> bool:
-        """Expect nothing any more of the output that the server names; return whether it names one."""
+        """Stop expecting a size for the output that the server's text names; return whether it names one."""
         too_small = {name for name in placed.output_names if f"'{name}'" in text}
         with self._lock:
             self._changing |= too_small
@@ -103,17 +99,7 @@ class Expectations:
 
 
 class OutputRoom:
-    """A region that a server writes outputs into.
-
-    Args:
-        region: The region.
-        sizes: The most that each output may take.
-        may_lend: Whether arrays of the caller may lie in it; else they are copies.
-
-    Attributes:
-        slices: Where each output goes.
-        owner: An array of the whole region, which lives as long as any array that lies in it.
-    """
+    """A region that a server writes outputs into; with ``may_lend``, arrays of the caller may lie in it."""
 
     def __init__(self, region: Region, sizes: Mapping[str, int], *, may_lend: bool) -> None:
         self.region = region
@@ -122,18 +108,14 @@ class OutputRoom:
         self.owner = region.memory[:]
 
     def read(self, name: str, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the array of an output that the server has written.
-
-        Raises:
-            ValueError: It cannot be in its place.
-        """
+        """Return the array of an output that the server has written."""
         where = self.slices[name]
         if datatype == "BYTES":
             raise ValueError(f"expected numbers as the output {name!r}, received strings")
         size = math.prod(shape) * np.dtype(dtype_of(datatype)).itemsize
         if size > where.size:
             raise ValueError(f"expected at most {where.size} bytes of the output {name!r}, received {size}")
-        # Whoever keeps a small output is not to keep the region from being used again.
+        # A small output must not keep the whole region in use.
         may_share = self.may_lend and 2 * size >= sum(other.size for other in self.slices.values())
         data = self.owner.data[where.offset : where.offset + size]
         return decode_tensor(data, datatype, shape, may_share=may_share)
@@ -141,10 +123,6 @@ class OutputRoom:
 
 class Placed:
     """A request, and the regions that its tensors lie in.
-
-    Args:
-        pool: Gets the regions back.
-        request: The request.
 
     Attributes:
         request: What is to be sent.
@@ -236,7 +214,7 @@ def _nothing(name: str, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]
 
 
 def may_repeat(request: InferRequest) -> bool:
-    """Ask whether a model may carry out a request a second time: not one of a sequence, which has changed its state."""
+    """Return whether a model may carry out a request twice: a request of a sequence has changed its state."""
     return not any(option in request.call.options for option in _SEQUENCE_OPTIONS)
 
 

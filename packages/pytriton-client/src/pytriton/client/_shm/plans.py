@@ -35,21 +35,21 @@ LEAST_BYTES = 1 << 18
 """The size from which "auto" puts a tensor into shared memory; docs/clients.md says why."""
 
 _UNKNOWN_TEXT = "Unable to find shared memory region"
-# What our guard says, which looks at shapes before the server looks for regions, and expects their bytes in the request
-# until a region is registered.
+# Our guard says this. It checks shapes before the server looks for regions, and expects the bytes in the request until
+# a region is registered.
 _UNSENT_TEXT = "and no request in flight has so many"
 _TOO_SMALL_TEXT = "shared memory size specified with the request for output"
 _NO_OUTPUT_TEXT = "unexpected inference output"
-# Of requests that the server refuses by itself. What a callable says has another one.
+# The server itself answers with these; errors of a callable have another status.
 _REFUSED_STATUSES = ("400", "INVALID_ARGUMENT")
 _IN_USE_TEXT = "in use"
 _BUSY_STATUSES = ("503", "UNAVAILABLE")
-# What may be otherwise the next time.
+# These errors may be gone at the next try.
 _SHORTAGES = (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-# How long a call, or a close, may take to tidy up, and how long until it is tried again, in seconds.
+# Seconds that a call, or a close, spends on tidying up, and seconds until the next try.
 _TIDY_TIMEOUT_S = 2.0
 _TIDY_PAUSE_S = 1.0
-# How long a close waits for the server to let go of what it has answered already, in seconds.
+# Seconds that a close waits for the server to release regions of requests that it has answered.
 _PATIENCE_S = 0.2
 _CLOSE_PAUSE_S = 0.01
 
@@ -60,13 +60,9 @@ def is_usable(url: TritonUrl) -> bool:
 
 
 class SharedMemory:
-    """What a client and its views have in shared memory.
+    """The shared memory of a client and its views.
 
-    Args:
-        target: The server and the model.
-        is_required: Whether all tensors are to go through it, and it is an error where they cannot; else large ones do,
-            where they can.
-        max_response_bytes: The largest response that is taken.
+    If it is required, a tensor that cannot use it is an error; otherwise large tensors use it if they can.
     """
 
     def __init__(self, target: Target, *, is_required: bool, max_response_bytes: int) -> None:
@@ -82,11 +78,7 @@ class SharedMemory:
     def infer(
         self, spec: ModelSpec, request: InferRequest, timeout_s: float
     ) -> Generator[PlanStep, Any, InferResponse]:
-        """Carry a request as a ``Transport`` does.
-
-        Raises:
-            PyTritonClientSharedMemoryError: Shared memory is required, and cannot be had.
-        """
+        """Carry a request as a ``Transport`` does."""
         deadline = Deadline(timeout_s)
         was_unknown = False
         while True:
@@ -112,17 +104,7 @@ class SharedMemory:
     def place(
         self, spec: ModelSpec, request: InferRequest, deadline: Deadline, *, is_stream: bool = False
     ) -> Generator[PlanStep, Any, Placed]:
-        """Put the inputs of a request into shared memory, and get room for its outputs.
-
-        Args:
-            spec: The model.
-            request: The request.
-            deadline: For the server to register what is new.
-            is_stream: Whether any number of responses may come, so that no output has a place of its own.
-
-        Raises:
-            PyTritonClientSharedMemoryError: Shared memory is required, and cannot be had.
-        """
+        """Put the inputs of a request into shared memory, and get room for its outputs unless it is a stream."""
         placed = Placed(self._pool, request)
         if self._is_off:
             return placed
@@ -147,18 +129,9 @@ class SharedMemory:
         return placed
 
     def may_place_anew(self, placed: Placed, error: PyTritonClientInferenceServerError, *, was_unknown: bool) -> bool:
-        """Leave the regions of a request that the server refused, and ask whether it may be sent again.
-
-        Args:
-            placed: The request.
-            error: What the server said.
-            was_unknown: Whether it did not know regions of this request before.
-
-        Raises:
-            PyTritonClientSharedMemoryError: Shared memory is required, and the server forgets what it registers.
-        """
+        """Leave the regions of a request that the server refused, and return whether it may be sent again."""
         if is_unknown(placed, error):
-            # Said before the model is asked. The server has been started anew, most likely.
+            # The server says this before it asks the model: most likely it was restarted.
             placed.forget()
             if was_unknown:
                 text = f"the server forgets what it registers: {error.server_message}"
@@ -167,7 +140,7 @@ class SharedMemory:
         placed.leave()
         text = error.server_message or ""
         if _NO_OUTPUT_TEXT in text and error.status in _REFUSED_STATUSES:
-            # Said before the model is asked: it was loaded anew, and has other outputs than it had.
+            # The server says this before it asks the model: it was loaded again with other outputs.
             return self._expectations.give_up(placed, text)
         return _TOO_SMALL_TEXT in text and placed.may_repeat and self._expectations.give_up(placed, text)
 
@@ -204,7 +177,7 @@ class SharedMemory:
         return region
 
     def _sweep(self) -> Generator[PlanStep, Any, None]:
-        """Once for a client: have the server forget the regions of clients that were killed."""
+        """Have the server forget the regions of killed clients; a client does so once."""
         with self._lock:
             if self._has_swept:
                 return
@@ -224,7 +197,7 @@ class SharedMemory:
             try:
                 name = self._stale.names.popleft()
             except IndexError:
-                return  # another thread was faster
+                return  # another thread took the last name
             try:
                 yield Exchange(methodcaller("unregister_shared_memory", name, deadline.remaining_s()))
             except PyTritonClientInferenceServerError as error:
@@ -270,6 +243,6 @@ def is_unknown(placed: Placed, error: PyTritonClientInferenceServerError) -> boo
     """Ask whether the server refused a request because it does not know a region."""
     text = error.server_message or ""
     if _UNKNOWN_TEXT in text:
-        # A callable may say it of other regions. It never learns the names of these.
+        # A callable may use the same words for other regions; it never knows the names of these.
         return any(name in text for name in placed.region_names)
     return _UNSENT_TEXT in text and placed.has_regions and error.status in _REFUSED_STATUSES

@@ -26,14 +26,14 @@ from .regions import Region, room
 
 __all__ = ["RegionPool", "StaleRegions", "stale_regions_of"]
 
-# How much may be free, and how much lent: a part of all shared memory of the host.
+# At most this fraction (1/n) of the host's shared memory may be free here, and as much may be lent.
 _SHARE = 4
 # How long a region may be free, in seconds.
 _LONGEST_FREE_S = 60.0
 # Each region holds a file descriptor.
 _MOST_LENT = 32
 _LEAST_BYTES = 1 << 16
-# A region may be larger than what is asked for by this factor.
+# A free region may be used for a request that is smaller by up to this factor.
 _WASTE = 2
 
 
@@ -56,13 +56,13 @@ class StaleRegions:
         self.not_before = 0.0
 
     def put_back(self, name: str, pause_s: float) -> None:
-        """Put a name back that it is too early for, to be told after a pause."""
+        """Put back a name that the server still uses, to be tried again after a pause."""
         self.names.append(name)
         self.not_before = time.monotonic() + pause_s
 
     @property
     def was_early(self) -> bool:
-        """Whether it was too early for one of them."""
+        """Whether the server still used one of the names."""
         return self.not_before > 0.0
 
 
@@ -75,20 +75,16 @@ def stale_regions_of(url: str) -> StaleRegions:
 
 
 class RegionPool:
-    """The registered regions of a client and its views. May be used from several threads; never waits.
-
-    Args:
-        url: The server.
-    """
+    """The registered regions of a client and its views. Threads may share it; no method waits."""
 
     def __init__(self, url: str) -> None:
         self._stale = stale_regions_of(url)
-        # Of each region that the server may have mapped, how often the server had forgotten all of them before.
+        # For each region that the server may have mapped: how often the server had forgotten all regions before.
         self._known: dict[str, int] = {}
         self._begin()
-        # A client that is dropped without close() leaves its regions to the next one.
+        # A client that is dropped without close() leaves its regions to the next client.
         weakref.finalize(self, _leave_all, self._stale, self._known).atexit = False
-        # A child leaves the regions to the parent.
+        # A forked child leaves the regions to its parent.
         call_in_child(self, RegionPool._begin)
 
     def _begin(self) -> None:
@@ -96,16 +92,16 @@ class RegionPool:
         self._is_closed = False
         self._epoch = 0
         self._known.clear()
-        self._free: dict[Region, float] = {}  # since when; the oldest first
-        # With the number of forks before, once there are arrays of the caller.
+        self._free: dict[Region, float] = {}  # the time since which each is free; the oldest first
+        # For lent regions: the array of the caller, and the number of forks before it was lent.
         self._lent: dict[Region, tuple[weakref.ref[npt.NDArray[np.uint8]], int] | None] = {}
-        # Filled by the garbage collector, which may run in a thread that holds the lock.
+        # The garbage collector fills this; it may run in a thread that holds the lock.
         self._returned: deque[Region] = deque()
-        # What is to be done with regions, for who has the lock: the garbage collector, too, ends requests.
+        # Work that waits for the holder of the lock, because the garbage collector ends requests, too.
         self._ended: deque[tuple[Callable[[Region], None], Region]] = deque()
 
     def take(self, size: int) -> Region | None:
-        """Return a free region of at least that size; ``None`` where there is none, and the next smaller one goes."""
+        """Return a free region of at least that size; otherwise return ``None`` and drop the next smaller one."""
         with self._exclusive():
             most = max(_WASTE * size, 2 * _LEAST_BYTES)
             fitting = [region for region in self._free if size <= region.size <= most]
@@ -119,12 +115,8 @@ class RegionPool:
             return None
 
     def make(self, size: int) -> Region:
-        """Make a region of at least that size, to be registered.
-
-        Raises:
-            OSError: It cannot be made.
-        """
-        # At most an eighth more than what is needed, so that the next one of about that size fits.
+        """Make a region of at least that size, to be registered."""
+        # The region is at most an eighth larger than needed, so that the next request of about that size fits.
         step = max(_LEAST_BYTES, 1 << max(0, size.bit_length() - 4))
         region = Region(-(-size // step) * step)
         with self._exclusive():
@@ -177,7 +169,7 @@ class RegionPool:
         self._settle()
 
     def _settle(self) -> None:
-        """Do what is to be done, unless somebody has the lock, who does it."""
+        """Do the work that waits, unless another thread holds the lock: that one does it."""
         while self._ended and self._lock.acquire(blocking=False):
             try:
                 self._collect()
@@ -198,7 +190,7 @@ class RegionPool:
         while self._returned:
             region = self._returned.popleft()
             lent = self._lent.pop(region, None)
-            # An array may live on in a child of a fork, where nobody sees its end.
+            # A forked child may keep an array alive, and nobody sees when it ends.
             if lent is not None and lent[1] == _forks:
                 self._set_free(region)
             else:

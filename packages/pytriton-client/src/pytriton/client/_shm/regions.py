@@ -27,21 +27,10 @@ _NAME = re.compile(re.escape(_PREFIX) + r"\.([0-9a-f]+)\.([0-9]{1,9})\.([0-9]+)\
 
 
 class Region:
-    """Shared memory of this process, which a server that runs under the same user can map by its name.
+    """Shared memory of this process, which a server of the same user can map by its name.
 
-    The memory is there when this returns: no write into it can fail later. It is given back when nothing refers to the
-    region or its array any more.
-
-    Args:
-        size: In bytes.
-
-    Attributes:
-        name: The name for the server.
-        size: In bytes.
-        memory: The bytes.
-
-    Raises:
-        OSError: It cannot be made.
+    The memory is reserved at once, so that no later write fails. It is freed when nothing refers to the region or its
+    array.
     """
 
     def __init__(self, size: int) -> None:
@@ -53,7 +42,7 @@ class Region:
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o600)
         try:
-            # Without it a full tmpfs would end this process, or the server, by SIGBUS.
+            # Without this, a full tmpfs would end this process, or the server, by SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             self.memory: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         except BaseException:
@@ -69,11 +58,7 @@ class Region:
 
 
 def room() -> tuple[int, int]:
-    """Return how many bytes of shared memory this host allows, and how many of them are free.
-
-    Raises:
-        OSError: It has none.
-    """
+    """Return how many bytes of shared memory this host allows, and how many of them are free."""
     status = os.statvfs(FOLDER)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
@@ -89,7 +74,7 @@ def is_left_behind(name: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # another user's, and alive
+        return False  # a process of another user, which lives
     try:
         return _start_of(process) != start
     except OSError:
@@ -99,13 +84,13 @@ def is_left_behind(name: str) -> bool:
 def remove_left_files() -> None:
     """Remove the names of regions whose clients were killed before the server had registered them."""
     for name in filter(is_left_behind, os.listdir(FOLDER)):
-        with suppress(OSError):  # another user's, or another client was faster
+        with suppress(OSError):  # the file is another user's, or another client removed it first
             os.unlink(f"{FOLDER}/{name}")
 
 
 @functools.lru_cache(maxsize=1)
 def _place() -> str:
-    """Return a mark of the processes that this one knows by their number: those of its host, or of its container."""
+    """Return a mark of the host or container whose process ids this process sees."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     return hashlib.blake2s(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode(), digest_size=6).hexdigest()
 
