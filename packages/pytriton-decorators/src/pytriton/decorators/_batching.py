@@ -94,11 +94,11 @@ def sample(infer_func: Any) -> Any:
 
 def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall:
     requests = require_requests("batch", args)
-    # What precedes the requests is an object or a class: Python 3.13 calls so through @classmethod above @batch.
+    # Arguments before the requests are an object or a class: Python 3.13 passes them if @classmethod is above @batch.
     leading = args[:-1]
     if leading and instance is None:
         instance = leading[0]
-    # A server that has the batch as one array each hands it out without making the inputs of every request.
+    # A server that holds each input as one array returns these without making the inputs of every request.
     gather = getattr(requests[0], "__pytriton_batch__", None)
     gathered = None if gather is None else gather(requests)
     if gathered is not None and gathered[0]:
@@ -132,7 +132,7 @@ def _make_batch_call(
         CURRENT_SCOPE.reset(token)
     if type(outputs) is not dict:
         if not isinstance(outputs, (list, tuple)):
-            # A generator, an awaitable, an object of another kind: all that the decorator does for those, per request.
+            # For a generator, an awaitable or an unknown object, the decorator works request by request.
             return combine([outputs], Plan([((), inputs, make_scope(scope))], _finisher(sizes, wrapped, instance)))
         outputs = dict(convert_output(outputs, wrapped, instance))
     check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes), sizes=sizes)

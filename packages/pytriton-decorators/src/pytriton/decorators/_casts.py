@@ -10,11 +10,9 @@ __all__ = ["cast_numbers"]
 
 
 def cast_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:
-    """Cast an array by numpy's rules.
+    """Cast an array by numpy's rules, and say whether a value has changed.
 
-    Returns:
-        The result, and whether a value has become another one. A float that was rounded is the same value, but for one
-        that has become infinite.
+    Rounding a float is no change, unless it becomes infinite.
     """
     with np.errstate(all="ignore"):
         result = array.astype(dtype)

@@ -14,7 +14,7 @@ __all__ = ["FakeRequest", "request_type"]
 class FakeRequest(MutableMapping[str, Any]):
     """A request with the attributes of `pytriton.proxy.types.Request`, which is in another distribution."""
 
-    # Fields of sequences and tracing, which tests do not set.
+    # Tests do not set the fields of sequences and tracing.
     sequence_start = False
     sequence_end = False
     trace_context = ""
@@ -55,7 +55,7 @@ class FakeRequest(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self.data)
 
-    # Arrays have no truth value, so comparing two mappings of them has no answer.
+    # Arrays have no truth value, so two mappings of arrays cannot be compared.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -73,7 +73,7 @@ class _Cancellable:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # An event rather than a flag: decorators copy requests, and the copies are cancelled together.
+        # An event rather than a flag, because decorators copy requests, and a cancellation holds for all copies.
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:

@@ -65,7 +65,7 @@ def first_value(
         )
     names = check_names("first_value", keys)
     taken = frozenset(names)
-    # By model and name: what the log has been told of.
+    # The models and inputs of which the log has warned.
     warned: set[tuple[str, str]] = set()
 
     def replaced(inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def first_value(
         if requests is None:
             if args and isinstance(args[-1], Mapping):
                 require_requests("first_value", args)
-            # Only decorators below have to know what has no batch axis any more.
+            # Only decorators below need to know which inputs have lost their batch axis.
             scope = current_scope().without_batch_axis(taken) if is_decorated(wrapped) else None
             return args, replaced(kwargs, wrapped, instance), scope, None
         changed = [
@@ -108,7 +108,10 @@ def _check_batching(wrapped: Any, instance: Any) -> None:
 
 
 def _warn_of_unknown_key(name: str, wrapped: Any, instance: Any, warned: set[tuple[str, str]]) -> None:
-    """Tell the log, once, of a key that is no input of the model. PyTriton takes one decorator for several models."""
+    """Warn once of a key that is no input of the model.
+
+    It is no error, because PyTriton shares a decorator between models.
+    """
     config = find_model_config(wrapped, instance)
     if config is None or (config.model_name, name) in warned:
         return
@@ -150,7 +153,7 @@ def _is_constant(column: Any) -> bool:
     raw = column.tobytes()
     if raw == raw[: len(raw) // len(column)] * len(column):
         return True
-    # The same values may have different bytes: 0.0 and -0.0, the many forms of NaN.
+    # Equal values may have different bytes: 0.0 and -0.0, the forms of NaN.
     equal = column == column[0]
     if column.dtype.kind not in "biuSUT":
         equal |= (column != column) & (column[0] != column[0])

@@ -30,7 +30,7 @@ __all__ = ["group_by_keys", "group_by_values"]
 CallableT = TypeVar("CallableT")
 PadFunction = Callable[[list[InferenceResult]], Sequence[InferenceResult]]
 
-# Up to this size of a column in bytes it is cheaper to compare all rows at once than to hash each of them.
+# For columns of up to this many bytes, comparing all rows is cheaper than hashing each of them.
 _MAX_COMPARED_BYTES = 1 << 16
 
 
@@ -74,7 +74,7 @@ def _plan_keys(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[
     if get_batched_inputs(requests) is not None:
         return args, kwargs, Scope(requests), None
     all_arrays = get_all_arrays(requests)
-    # As nearly always, there is one group, and its requests even have the same order of inputs.
+    # Usually all requests are in one group, and even name their inputs in the same order.
     if len(set(map(tuple, all_arrays))) == 1:
         return args, kwargs, Scope(requests), None
     groups: dict[frozenset[str], list[int]] = {}
@@ -107,7 +107,7 @@ def _relay_keys(
     sizes: list[int],
     requests: Callable[[], Sequence[Any]],
 ) -> Any:
-    # Every input is there for the whole batch: one group.
+    # Every input is there for the whole batch, so there is one group.
     return below(inputs, sizes, requests)
 
 
@@ -207,7 +207,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         flat = [position for positions in groups for position in positions]
         order = np.array(flat, np.intp)
         if flat != list(range(rows)):
-            # Rows of a group side by side; where they are already, its arrays are views on the batch.
+            # Place the rows of a group side by side; if they already are, its arrays are views of the batch.
             arrays = {name: np.asarray(array).take(order, 0) for name, array in arrays.items()}
         spans: list[slice] = []
         calls: list[Call] = []
@@ -242,17 +242,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
 
 
 def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:
-    """Make sure that a key which is not among the inputs of a call is an input of the model.
-
-    Args:
-        key: The input that is not there.
-        inputs: Those that are.
-        wrapped: The callable below.
-        instance: The object whose method it is, or None.
-
-    Raises:
-        PyTritonBadParameterError: It is none, or what inputs the model has is not known.
-    """
+    """Raise an error unless a key that is missing in a call is an input of the model."""
     config = find_model_config(wrapped, instance)
     if config is not None and any(spec.name == key for spec in config.inputs or ()):
         return
@@ -268,7 +258,7 @@ def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: A
 
 
 def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
-    """Group rows by their values; None where all are in one."""
+    """Group rows by their values; None if all rows are equal."""
     if rows <= 1 or all(_is_uniform(column) for column in columns):
         return None
     values = [_values(column) for column in columns]
@@ -280,12 +270,12 @@ def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
     try:
         return [groups[value] for value in sorted(groups)]
     except TypeError:
-        # Strings of bytes among strings of text, for example.
+        # The rows cannot be sorted, for example bytes and text together.
         return list(groups.values())
 
 
 def _is_uniform(column: Any) -> bool:
-    """Return whether all rows are certainly equal; a cheap test that may miss equal rows."""
+    """Return whether all rows are surely equal; this cheap test may miss some equal rows."""
     if column.dtype.kind == "O" or column.nbytes > _MAX_COMPARED_BYTES:
         return False
     raw = column.tobytes()
@@ -297,7 +287,7 @@ def _values(column: Any) -> list[Any]:
     scalar = column.size == len(column)
     flat: list[Any] = column.reshape(-1).tolist()
     if column.dtype.kind not in "biuOSUT":
-        # As keys of a dictionary two NaN are equal only if they are the same object.
+        # Two NaN are equal keys of a dictionary only if they are the same object.
         flat = [math.nan if value != value else value for value in flat]
     if scalar:
         return flat

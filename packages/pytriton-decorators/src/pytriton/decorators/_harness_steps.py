@@ -20,19 +20,10 @@ _END: Final = object()
 
 
 def steps(call: Callable[[], Any], context: Context) -> Generator[Any, None, None]:
-    """Call a callable of any kind from code that is not asynchronous.
+    """Call a callable of any kind from code that is not asynchronous, and yield its result or every step of it.
 
-    A generator runs only while a step is asked for. Closing this iterator closes it.
-
-    Args:
-        call: The call.
-        context: Where it runs, with everything that it returns.
-
-    Yields:
-        What it returns, or every step of that.
-
-    Raises:
-        PyTritonRuntimeError: It is asynchronous, and an event loop runs in this thread.
+    A generator runs only while a step is asked for; closing this iterator closes it. An asynchronous callable is an
+    error while an event loop runs in this thread.
     """
     returned = context.run(call)
     if not inspect.isawaitable(returned) and not isinstance(returned, AsyncIterator):
@@ -92,7 +83,7 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 async def _in_one_task(source: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
-    """Take an asynchronous generator from its beginning to its end in one task of its own, as the server does."""
+    """Run an asynchronous generator to its end in one task, as the server does."""
     found: list[Any] = []
     asked = asyncio.Event()
     answered = asyncio.Event()
@@ -119,7 +110,7 @@ async def _in_one_task(source: AsyncIterator[Any], context: Context) -> AsyncGen
                 break
             yield found.pop()
             asked.set()
-        # It has ended, or failed.
+        # The task has ended or failed.
         await task
     finally:
         if not task.done():

@@ -110,15 +110,11 @@ class _Filler:
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         self._defaults = defaults
-        # Of the last model; one callable seldom serves several.
+        # The defaults for the last model; a callable seldom serves several.
         self._checked: tuple[TritonModelConfig, dict[str, Any]] | None = None
 
     def values(self, config: TritonModelConfig) -> dict[str, Any]:
-        """Return the defaults as a server would send them.
-
-        Raises:
-            PyTritonBadParameterError: One does not fit to the model's inputs.
-        """
+        """Return the defaults as a server would send them; defaults that do not fit the inputs are an error."""
         checked = self._checked
         if checked is None or checked[0] is not config:
             specs = {spec.name: spec for spec in config.inputs or ()}
@@ -154,7 +150,7 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
 
 
 def _as_bytes(value: Any) -> Any:
-    """Return an object array of `bytes`, the form in which callables get strings; None where they are no strings."""
+    """Return an object array of `bytes`, the form in which callables get strings; None if they are not strings."""
     strings = np.empty(value.shape, object)
     flat = [element.encode() if isinstance(element, str) else element for element in value.reshape(-1).tolist()]
     strings.reshape(-1)[:] = flat
@@ -173,7 +169,7 @@ def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching:
             continue
         filled = list(requests) if filled is None else filled
         sizes = [get_inference_request_batch_size(all_arrays[position]) for position in positions] if batching else []
-        # One array for all of them: each gets its own rows of it.
+        # All requests share one array, and each gets its own rows of it.
         repeated = _repeat(value, sum(sizes)) if batching else value
         stop = 0
         for index, position in enumerate(positions):
@@ -187,7 +183,7 @@ def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching:
 
 
 def _repeat(value: Any, rows: int | None) -> Any:
-    """Return a copy of a default, for callables may write into their inputs; for every row, where there are rows."""
+    """Return a copy of a default, since callables may write into their inputs; it is repeated for every row."""
     if rows is None:
         return value.copy()
     array = np.empty((rows, *value.shape), value.dtype)

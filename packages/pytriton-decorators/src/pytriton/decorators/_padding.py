@@ -135,8 +135,7 @@ def _trim(outputs: Mapping[str, Any], rows: int, size: int) -> Any:
         trimmed = {name: array[:count] for name, array in outputs.items()}
         return trimmed if count == rows else PartialOutputs(trimmed, outputs.rows[:count], outputs.template)
     try:
-        # An output of another size is left alone: of `rows`, the callable has trimmed it; else @batch says what is
-        # wrong.
+        # The callable has already trimmed an output of `rows` rows; @batch reports any other size.
         trimmed = {name: array[:rows] if array.shape[0] == size else array for name, array in outputs.items()}
     except (AttributeError, IndexError):
         return outputs
@@ -235,7 +234,7 @@ class ConstantPadder:
         value = np.asarray(self.pad_value)
         with np.errstate(all="ignore"):
             cast = value.astype(dtype)
-        # Compared as Python numbers: a comparison of arrays would round the value to the dtype first.
+        # They are compared as Python numbers, because comparing arrays would round the value to the dtype first.
         if dtype.kind not in "biu" or cast.item() == value.item():
             return cast
         raise PyTritonBadParameterError(

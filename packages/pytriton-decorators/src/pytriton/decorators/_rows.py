@@ -34,18 +34,7 @@ class PartialOutputs(dict[str, Any]):
 def check_rows(
     outputs: Mapping[str, Any], rows: int, decorator_name: str = "@batch", sizes: Sequence[int] = ()
 ) -> None:
-    """Make sure that every output has one row for each row of the batch.
-
-    Args:
-        outputs: What the callable returned.
-        rows: The rows of the batch.
-        decorator_name: Above the callable, for errors.
-        sizes: The rows of each request, for errors, where they are known.
-
-    Raises:
-        PyTritonValidationError: An output is no array with a batch axis, or a list of rows of different shapes.
-        PyTritonBatchSizeError: An output has another number of rows.
-    """
+    """Raise an error unless every output has one row for each row of the batch."""
     try:
         for array in outputs.values():
             if array.shape[0] != rows:
@@ -95,18 +84,7 @@ def _check_not_ragged(name: str, output: Any, decorator_name: str, sizes: Sequen
 
 
 def split_by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
-    """Split the outputs of a batch into one result for each request.
-
-    Args:
-        outputs: Checked outputs over the whole batch, or `PartialOutputs`.
-        sizes: The rows of each request.
-
-    Returns:
-        A result for each request; None for one whose rows are all missing.
-
-    Raises:
-        PyTritonRuntimeError: Some rows of a request are there and others are missing.
-    """
+    """Split the outputs of a batch into one result for each request; None if all its rows are missing."""
     stops = list(accumulate(sizes))
     starts = [0, *stops][:-1]
     present = [True] * len(sizes)
@@ -129,7 +107,7 @@ def split_by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
             result[name] = array[rows]
     template = outputs.template if isinstance(outputs, PartialOutputs) else outputs
     if getattr(template, "parameters", None):
-        # A response with parameters: each request gets them.
+        # Each request gets the parameters of the response.
         results = [replace_arrays(template, result) for result in results]
     if isinstance(outputs, PartialOutputs):
         return [result if complete else None for result, complete in zip(results, present, strict=True)]
@@ -137,18 +115,10 @@ def split_by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
 
 
 def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.intp]) -> Mapping[str, Any]:
-    """Put the outputs of groups of rows together in the order of the batch.
+    """Join the outputs of groups of rows in the order of the batch; `order` has the rows of one group after the other.
 
-    Args:
-        groups: The span of each group in `order` and its checked outputs. Where groups have ended, those that are left.
-        order: The indices of the rows of all groups in the batch, one group after the other.
-
-    Returns:
-        Outputs over the batch; `PartialOutputs` where rows are missing.
-
-    Raises:
-        PyTritonValidationError: The groups have different outputs.
-        PyTritonRuntimeError: The outputs of the groups differ in more than axis 0, or in response parameters.
+    The result is `PartialOutputs` if groups have ended. Groups must have the same outputs, which may differ in axis 0
+    only.
     """
     first = groups[0][1]
     for _, outputs in groups:
@@ -159,7 +129,7 @@ def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.i
                 expected=sorted(first),
                 received=sorted(outputs),
             )
-    # Where the rows of the outputs, one group after the other, belong in the batch.
+    # The places in the batch of the rows of the outputs, one group after the other.
     positions = order
     if sum(span.stop - span.start for span, _ in groups) < len(order) or any(
         isinstance(outputs, PartialOutputs) for _, outputs in groups
@@ -201,6 +171,6 @@ def _concatenate(name: str, arrays: list[Any]) -> Any:
                 "such as ConstantPadder(0)."
             )
     if len({array.dtype.kind for array in arrays}) > 1 and any(array.dtype.kind in "OSUT" for array in arrays):
-        # Strings of several kinds: numpy would make one kind of them, and lose the zeros at their ends.
+        # numpy would convert strings of several kinds to one kind, and drop the zeros at their ends.
         arrays = [array.astype(object) for array in arrays]
     return np.concatenate(arrays)

@@ -37,7 +37,7 @@ class Result(dict[str, Any]):
 
 
 class Checker:
-    """Makes requests of what a test passes in, and results of what a callable returns."""
+    """Converts the requests of a test to those of a callable, and the callable's results to those of a client."""
 
     def __init__(
         self,
@@ -57,11 +57,7 @@ class Checker:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def requests(self, given: Sequence[Any]) -> list[Any]:
-        """Make requests of mappings.
-
-        Raises:
-            PyTritonValidationError: The server would refuse one, or would not put them into one batch.
-        """
+        """Make requests of mappings; raise an error if the server would refuse one or not batch them together."""
         requests = [self._request(one, index) for index, one in enumerate(given)]
         if not requests:
             raise PyTritonValidationError("Expected at least one request, received none.", expected=1, received=0)
@@ -135,14 +131,7 @@ class Checker:
     # --- results -----------------------------------------------------------------------------------------------------
 
     def results(self, returned: Any, requests: Sequence[Any], *, stream: bool) -> list[Any]:
-        """Make results of what a callable returned, or yielded in one step.
-
-        Returns:
-            For each request a `Result`, an exception, or, in a stream, None.
-
-        Raises:
-            PyTritonValidationError: It is nothing that the server takes.
-        """
+        """Make results of what a callable returned or yielded: a `Result`, an exception or None for each request."""
         if not isinstance(returned, (list, tuple)) or len(returned) != len(requests):
             received = f"a {type(returned).__name__}"
             if isinstance(returned, (list, tuple)):
@@ -163,9 +152,9 @@ class Checker:
             return one
         outputs = dict(convert_output(one, model_config=self._config).items())
         declared_names = outputs.keys() if self._outputs is None else self._outputs.keys()
-        # A callable may leave out what its caller does not want.
+        # A callable may omit outputs that its caller did not request.
         wanted = {name for name in declared_names if requested is None or name in requested}
-        # A response of a stream may leave out what comes later.
+        # A response of a stream may omit outputs that come later.
         has_none = bool(outputs) and outputs.keys().isdisjoint(declared_names) if stream else wanted.isdisjoint(outputs)
         if (self._strict and not wanted <= outputs.keys() <= declared_names) or (has_none and wanted):
             raise PyTritonValidationError(
@@ -180,7 +169,7 @@ class Checker:
             declared = self._outputs is None or name in self._outputs
             if declared and (requested is None or name in requested):
                 checked[name] = self._output(name, value, index)
-        # A request that was returned as it came has parameters, too, but those are not the response's.
+        # If the callable returns a request, its parameters are not those of the response.
         parameters = None if isinstance(one, request_type()) else getattr(one, "parameters", None)
         return Result(checked, parameters)
 
@@ -227,13 +216,13 @@ class Checker:
 
 
 def _cast_untyped(array: Any, declared: np.dtype[Any], where: str, name: str, index: int) -> Any:
-    """Cast an array made of lists and numbers to the declared dtype, under the rules by which clients cast them."""
+    """Cast an array made from lists and numbers to the declared dtype, by the rules of the clients."""
     source = array.dtype
     fits = np.can_cast(source, declared, "same_kind") or (source.kind in "iu" and declared.kind in "iu")
-    # Numpy takes an empty list for floats, and does not know the kind of bfloat16.
+    # numpy reads an empty list as floats, and reports no number kind for bfloat16.
     if array.size and not fits and not (declared.name == "bfloat16" and source.kind in "biuf"):
         raise _mismatch_error(where, name, index, "values", declared, f"{source} {array.tolist()!r:.100}")
-    # Integers that do not fit would come around at the other end.
+    # Integers that are too large would wrap around.
     with np.errstate(all="ignore"):
         cast = array.astype(declared)
     if declared.kind in "iu" and not np.array_equal(cast, array):

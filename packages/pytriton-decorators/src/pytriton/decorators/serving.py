@@ -40,13 +40,6 @@ def set_served_model(
     """Make `model_config` the model that is being served, in the current `contextvars.Context`.
 
     Nothing is written on `infer_func` or into `triton_context`.
-
-    Args:
-        infer_func: The callable that serves the model.
-        model_config: The configuration of the model.
-        triton_context: The context of the whole server, whose entries a callable sees next to that of its own model.
-            They may be added later; for `infer_func` itself `model_config` is what is seen, even if the function serves
-            other models as well.
     """
     configs = ModelConfigDict(base=None if triton_context is None else triton_context.model_configs)
     configs[infer_func] = model_config

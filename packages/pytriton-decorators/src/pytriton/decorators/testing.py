@@ -185,7 +185,7 @@ class Harness:
         check_callable(infer_func, self.model_config)
         self._infer_func = infer_func
         self._triton_context = triton_context
-        # A test that has set the attribute of the callable itself has said all that there is to say.
+        # If a test sets the attribute of the callable itself, the arguments are not needed.
         described = any(given is not None for given in (inputs, outputs, config, triton_context))
         self._serves = described or find_triton_context(infer_func) is None
         self._checker = Checker(
@@ -225,7 +225,7 @@ class Harness:
         results: list[Any] = []
         for batch in batches:
             with closing(self._steps(batch)) as steps:
-                # The second step is only there to see that there is none.
+                # The second step shows that there is only one.
                 returned = list(itertools.islice(steps, 2))
             results += self._checker.results(_only(returned), batch, stream=False)
         return _picked(results, single, return_exceptions)
@@ -325,10 +325,10 @@ class Harness:
                         yield _picked(results, single, return_exceptions=False)
 
     def _batches(self, requests: Any) -> tuple[list[list[Any]], bool]:
-        """Return the requests as the callable gets them, batch by batch, and whether the test passed just one."""
+        """Return the requests batch by batch, as the callable gets them, and whether the test passed a single one."""
         single = not isinstance(requests, Sequence)
         batch = self._checker.requests([requests] if single else requests)
-        # Without batching a callable gets one request at a time.
+        # Without batching, a callable gets one request at a time.
         return ([batch] if self.model_config.batching else [[request] for request in batch]), single
 
     def _context(self) -> Context:

@@ -46,7 +46,7 @@ class PyTritonError(Exception):
         """The text of the error, the same as `str(error)`."""
 
     def __str__(self) -> str:
-        # Not left to Exception: a subclass of the user's may pass other arguments to its own constructor.
+        # `Exception` would use the arguments, and a subclass may pass others to its constructor.
         return self.message
 
 

@@ -41,36 +41,36 @@ def parameter_error(parameter: str, value: object, rule: str, advice: str = "") 
 
 
 def check_integer(parameter: str, value: Any, minimum: int, maximum: int | None = None, *, why: str = "") -> None:
-    """Raise PyTritonBadParameterError unless `value` is an integer within the bounds; a bool is none."""
+    """Raise PyTritonBadParameterError unless `value` is an integer within the bounds; True and False are refused."""
     fits = isinstance(value, Integral) and not isinstance(value, bool)
     if fits and value >= minimum and (maximum is None or value <= maximum):
         return
-    # A maximum that only comes from the number of bits is named only if it was exceeded.
+    # A maximum that comes only from the number of bits is mentioned only if it was exceeded.
     tell_maximum = maximum is not None and (maximum < INT32_MAX or (fits and value > maximum))
     rule = f"an integer from {minimum} to {maximum}" if tell_maximum else f"an integer of at least {minimum}"
     raise parameter_error(parameter, value, rule, why)
 
 
 def to_microseconds(value: Any) -> Any:
-    """Convert a float, such as `0.05 * 1e6`, to an integer; return anything else as it is."""
+    """Convert a float, such as `0.05 * 1e6`, to an integer; return other values unchanged."""
     return int(value) if isinstance(value, (float, np.floating)) and np.isfinite(value) else value
 
 
 def check_bool(parameter: str, value: Any) -> None:
-    """Raise PyTritonBadParameterError unless `value` is True or False, also as 1 or 0 or of numpy."""
+    """Raise PyTritonBadParameterError unless `value` is True or False, 1 or 0, or numpy's bool."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, Integral) and value in (0, 1)):
         return
     raise parameter_error(parameter, value, "True or False")
 
 
 def check_seconds(parameter: str, value: Any, minimum: float = 0, *, optional: bool = False) -> None:
-    """Raise PyTritonBadParameterError unless `value` is a number within the bounds, or None where that is no limit."""
+    """Raise PyTritonBadParameterError unless `value` is a number within the bounds; None is allowed if `optional`."""
     if value is None and optional:
         return
     is_number = isinstance(value, (float, Integral, np.floating)) and not isinstance(value, bool)
     if is_number and minimum <= value <= SECONDS_MAX:
         return
-    # A limit of the clock is told only to those who passed it.
+    # The limit of the clock is mentioned only if it was exceeded.
     tell_maximum = minimum or (is_number and value > SECONDS_MAX)
     rule = f"from {minimum} to {SECONDS_MAX:g}" if tell_maximum else f"{minimum} or more"
     or_none = ", or None for no limit" if optional else ""
@@ -78,23 +78,12 @@ def check_seconds(parameter: str, value: Any, minimum: float = 0, *, optional: b
 
 
 def is_list(value: Any) -> bool:
-    """Return whether `value` is a sequence, but no string."""
+    """Return whether `value` is a sequence other than a string."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def to_shape(parameter: str, shape: Any, rule: str, minimum: int, *, allow_variable: bool) -> tuple[int, ...]:
-    """Return a shape as a tuple of integers.
-
-    Args:
-        parameter: What to call the value in an error.
-        shape: Any iterable of integers.
-        rule: What is accepted, in words.
-        minimum: The smallest size of an axis.
-        allow_variable: Whether -1 stands for a size that may vary.
-
-    Raises:
-        PyTritonBadParameterError: It is no iterable, or one of its elements is no such size.
-    """
+    """Return a shape as a tuple of integers of at least `minimum`, or -1 if sizes may vary; errors quote `rule`."""
     if not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)):
         raise parameter_error(parameter, shape, rule, "One axis is written as (size,), with the comma.")
     found = tuple(shape)

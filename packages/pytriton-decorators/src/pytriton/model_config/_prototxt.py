@@ -11,9 +11,9 @@ from pytriton.exceptions import PyTritonModelConfigError
 __all__ = ["parse_prototxt", "render"]
 
 _INDENT: Final = "  "
-# What the text format has a short escape for, or would end or change a string.
+# The text format has short escapes for these, or they would end or change a string.
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# In a dictionary these look like strings and like messages; the text has other forms for them.
+# In JSON these fields look like strings and messages; the text format writes them differently.
 _ENUMS: Final = {"data_type", "kind", "timeout_action", "format"}
 _MAPS: Final = {"parameters", "priority_queue_policy", "inputs", "metric_tags", "cc_model_filenames"}
 _LISTS: Final = {
@@ -25,11 +25,7 @@ _LISTS: Final = {
 
 
 def render(message: Mapping[str, Any]) -> str:
-    """Return the text of a configuration.
-
-    Args:
-        message: The fields of Triton's message `ModelConfig`, as in its JSON form; names may be in camel case.
-    """
+    """Return the text of a configuration, given as the JSON form of Triton's message `ModelConfig`."""
     return "\n".join(_fields(message)) + "\n"
 
 
@@ -80,7 +76,7 @@ def _quoted(text: str) -> str:
 def _plain(char: str) -> str:
     if char.isprintable():
         return char
-    # Three digits always, so that a digit that follows is not taken for one of the escape.
+    # Always three digits, so that a following digit does not belong to the escape.
     return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogatepass"))
 
 
@@ -222,7 +218,7 @@ def _put(found: dict[str, Any], name: str, value: Any) -> None:
     elif snake in _LISTS:
         found.setdefault(name, []).append(value)
     elif name in found:
-        # One of the repeated fields that are of no interest here.
+        # This field is repeated, and nobody here reads it.
         found[name] = [*found[name], value] if isinstance(found[name], list) else [found[name], value]
     else:
         found[name] = value

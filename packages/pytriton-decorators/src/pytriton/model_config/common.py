@@ -96,7 +96,7 @@ class QueuePolicy:
 
     @property
     def _delays(self) -> bool:
-        """Whether a request may be put behind those that came after it."""
+        """Whether a request may have to wait behind requests that came later."""
         has_timeout = bool(self.default_timeout_microseconds or self.allow_timeout_override)
         return has_timeout and self.timeout_action is TimeoutAction.DELAY
 
@@ -184,7 +184,7 @@ class DynamicBatcher:
                 )
 
     def _validate_alone(self) -> None:
-        # Triton takes both without batching, and does nothing of it.
+        # Triton accepts both without batching, and ignores them.
         for field, none in (("max_queue_delay_microseconds", 0), ("preferred_batch_size", None)):
             if getattr(self, field):
                 raise parameter_error(

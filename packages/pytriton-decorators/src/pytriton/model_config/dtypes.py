@@ -38,7 +38,7 @@ _NUMERIC: Final[dict[type[np.generic], str]] = {
     np.float32: "FP32",
     np.float64: "FP64",
 }
-# numpy has several scalar types of one width (np.intc, np.longlong, ...): kind and width name the one that is meant.
+# numpy has several scalar types of one width (np.intc, np.longlong, ...); kind and width choose one.
 _BY_KIND: Final[dict[tuple[str, int], type[np.generic]]] = {
     (np.dtype(scalar).kind, np.dtype(scalar).itemsize): scalar for scalar in _NUMERIC
 }
@@ -58,7 +58,7 @@ _ABSTRACT: Final[tuple[type[np.generic], ...]] = (
 )
 _BUILTINS: Final[dict[type[Any], type[Any]]] = {
     bool: np.bool_,
-    # numpy 1 makes int32 of `int` on Windows; a model's interface must not depend on where it is written.
+    # numpy 1 makes int32 of `int` on Windows, but a model's interface must be the same everywhere.
     int: np.int64,
     float: np.float64,
     bytes: bytes,
@@ -75,25 +75,16 @@ _ACCEPTED: Final = (
 def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
     """Return the scalar type that `declared` means.
 
-    Args:
-        declared: A numpy dtype, a numpy scalar type, the name of a dtype, or a Python builtin type.
-        parameter: What to call the value in an error.
-
-    Returns:
-        A numpy scalar type of fixed width, `ml_dtypes.bfloat16`, or for strings `bytes`, `numpy.bytes_`, `object` or
-        `numpy.object_`, whichever was declared.
-
-    Raises:
-        PyTritonBadParameterError: Triton has no such element type, or `declared` names none.
+    It is one of fixed width, `ml_dtypes.bfloat16`, or for strings the type that was declared.
     """
     if isinstance(declared, type):
         if declared in _BUILTINS:
             return _BUILTINS[declared]
         if not issubclass(declared, np.generic) or declared in _ABSTRACT:
-            # np.dtype() would take any other class for `object`, and choose a width for an abstract type.
+            # np.dtype() would read any other class as `object`, and choose a width for an abstract type.
             raise _rejected(declared, parameter)
     if declared is None:
-        # np.dtype(None) is float64.
+        # np.dtype(None) would be float64.
         raise _rejected(declared, parameter)
     try:
         dtype = np.dtype(declared)
@@ -163,7 +154,7 @@ def type_from_config_name(name: str) -> type[Any]:
 
 
 def _is_bfloat16(dtype: "np.dtype[Any]") -> bool:
-    # By name: ml_dtypes is the user's choice and never imported for this question.
+    # The type is compared by name, so that ml_dtypes, which is optional, is not imported.
     return dtype.name == "bfloat16" and dtype.itemsize == 2
 
 

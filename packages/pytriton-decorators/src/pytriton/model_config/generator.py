@@ -15,7 +15,7 @@ from pytriton.model_config.triton_model_config import TensorSpec, TritonModelCon
 
 __all__ = ["ModelConfigGenerator"]
 
-# Triton lets a request shorten the timeout of its queue, and none is shorter than "without limit". A year is.
+# Triton lets a request shorten the timeout of its queue, but nothing is shorter than "no limit"; a year is.
 _LONGEST_TIMEOUT_US = 366 * 24 * 3600 * 10**6
 
 
@@ -54,7 +54,7 @@ class ModelConfigGenerator:
                 for kind, count in config.instance_group.items()
             ],
         }
-        # Without batching Triton's dynamic batcher sends each request alone, and has the queue with its limits.
+        # Without batching, Triton's dynamic batcher sends each request alone, but its queue still has limits.
         if config.batcher is not None and (config.batching or config.batcher != DynamicBatcher()):
             result["dynamic_batching"] = _batcher(config.batcher)
         if config.decoupled:

@@ -115,7 +115,7 @@ def _tensors(parser: type[ModelConfigParser], config: _Fields, io_type: str) -> 
 
 
 class _Fields:
-    """A message whose fields are named in snake case or in camel case."""
+    """A message whose field names are in snake case or camel case."""
 
     def __init__(self, message: Any, where: str) -> None:
         if not isinstance(message, Mapping):
@@ -171,7 +171,7 @@ class _Fields:
 
 def _integer(value: Any, where: str) -> int:
     try:
-        # Numbers of 64 bits are strings in the JSON of some writers.
+        # Some writers of JSON write 64-bit numbers as strings.
         return int(value)
     except (TypeError, ValueError) as error:
         raise PyTritonModelConfigError(f"{where} must be an integer; got {value!r}.") from error

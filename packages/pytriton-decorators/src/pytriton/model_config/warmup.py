@@ -26,13 +26,13 @@ Array = np.ndarray[Any, Any]
 
 _SHAPE_RULE = "an iterable of integers, each at least 0"
 _SOURCES = "zero_data=True, random_data=True or input_data_file='....npy'"
-# Random integers stay small: they are often used as indices or lengths.
+# Random integers stay small, because they are often used as indices or lengths.
 _RANDOM_INTEGER_MAX = 100
 _RANDOM_TEXT_MAX = 16
 
 
 class TensorLike(Protocol):
-    """What a `TensorSpec` offers; its module needs this one."""
+    """The attributes of a `TensorSpec`, whose module imports this one."""
 
     @property
     def name(self) -> str:
@@ -206,19 +206,9 @@ def generate_warmup_data(
 
 
 def warmup_request(warmup: ModelWarmup, index: int, *, batching: bool) -> dict[str, Array]:
-    """Make the arrays of one request of a warm-up, each new.
+    """Make the arrays of one request of a warm-up, which differ in their random values.
 
-    Args:
-        warmup: The warm-up.
-        index: Which of its requests, counted from 0; they differ in their random values.
-        batching: Whether the model has a batch axis.
-
-    Returns:
-        By name of the input, arrays of shape `(warmup.batch_size, *shape)`, without the first axis where the model does
-        not batch.
-
-    Raises:
-        PyTritonBadParameterError: As `generate_warmup_data`.
+    Their shape is `(warmup.batch_size, *shape)`, without the batch axis if the model does not batch.
     """
     batch_size = warmup.batch_size if batching else None
     return {
@@ -269,7 +259,7 @@ def _random(shape: tuple[int, ...], declared: Any, random: np.random.Generator) 
 def _from_file(warmup_input: WarmupInput, shape: tuple[int, ...], batch_size: int | None, where: str) -> Array:
     path = warmup_input.input_data_file
     try:
-        # Without pickle: a file of data must not be able to run code.
+        # Without pickle, because a data file must not run code.
         loaded: Any = np.load(str(path), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         rule = "a .npy file that can be read, of numbers or fixed-width strings"
@@ -288,7 +278,7 @@ def _from_file(warmup_input: WarmupInput, shape: tuple[int, ...], batch_size: in
 
 
 def _rows(loaded: Array, shape: tuple[int, ...], batch_size: int | None) -> Array | None:
-    """Bring what a file holds to the shape of the request; None where that cannot be."""
+    """Bring the content of a file to the shape of the request; None if it does not fit."""
     if batch_size is None:
         return loaded if loaded.shape == shape else None
     if loaded.shape == shape[1:]:
@@ -309,7 +299,7 @@ def _cast(rows: Array, declared: Any, path: Any, where: str) -> Array:
         encoded = rows if rows.dtype.kind == "S" else np.char.encode(rows.astype(np.str_), "utf-8")
         return np.array(encoded, dtype=object)
     if rows.dtype.kind == "V" and rows.dtype.itemsize == dtype.itemsize and wire_name(declared) == "BF16":
-        # What numpy has no name for is written as bytes without a type.
+        # Types that numpy has no name for are written as untyped bytes.
         return np.array(rows).view(dtype)
     if not np.can_cast(rows.dtype, dtype, "same_kind"):
         raise parameter_error(

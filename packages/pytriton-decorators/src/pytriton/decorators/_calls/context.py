@@ -45,7 +45,7 @@ class ModelConfigDict(MutableMapping[Callable[..., Any], TritonModelConfig]):
 
     def __init__(self, base: "ModelConfigDict | None" = None) -> None:
         self._base = base
-        # The callable is kept in the entry: as long as it lives, no other object has its id.
+        # The entry holds the callable, so no other object gets its id while the entry exists.
         self._entries: dict[tuple[int, ...], tuple[Callable[..., Any], TritonModelConfig]] = {}
 
     def __getitem__(self, infer_func: Callable[..., Any]) -> TritonModelConfig:
@@ -88,7 +88,7 @@ class ModelConfigDict(MutableMapping[Callable[..., Any], TritonModelConfig]):
         return f"ModelConfigDict({{{listed}}})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copied or unpickled callable has another identity.
+        # A copied or unpickled callable has another id.
         return _rebuilt, (self._base, list(self._entries.values()))
 
     def _merged(self) -> dict[tuple[int, ...], tuple[Callable[..., Any], TritonModelConfig]]:
@@ -182,7 +182,7 @@ def get_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig:
 
 
 def find_triton_context(wrapped: Any, instance: Any = None) -> TritonContext | None:
-    """Do what `get_triton_context` does; None where there is neither."""
+    """Return what `get_triton_context` does, or None if there is no context."""
     served = SERVED_MODEL.get()
     if served is not None:
         return served.triton_context
@@ -194,7 +194,7 @@ def find_triton_context(wrapped: Any, instance: Any = None) -> TritonContext | N
 
 
 def find_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig | None:
-    """Do what `get_model_config` does; None where there is neither."""
+    """Return what `get_model_config` does, or None if there is no configuration."""
     served = SERVED_MODEL.get()
     if served is not None:
         return served.model_config
@@ -211,7 +211,7 @@ def _owners(wrapped: Any, instance: Any) -> Iterator[Any]:
     """Yield the callable, and what it belongs to or was made of, nearest first."""
     below = undecorated(wrapped)
     if instance is not None and not inspect.ismethod(below) and inspect.isfunction(below):
-        # Called through the class with the object as an argument: wrapt hands out the plain function.
+        # The method was called through its class, so wrapt gives the plain function.
         yield below.__get__(instance)
     yield below
     owner = getattr(below, "__self__", None) if instance is None else instance

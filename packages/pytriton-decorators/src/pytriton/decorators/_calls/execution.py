@@ -76,7 +76,7 @@ def execute(wrapped: Any, plan: Plan | SingleCall) -> Any:
                 CURRENT_SCOPE.reset(token)
         if type(result) in _PLAIN_RESULTS:
             return result if finish is None else finish([result])
-        # Without a scope there is nothing to be done about the steps of a generator, either.
+        # Without a scope, the steps of a generator need nothing either.
         return result if finish is None and scope is None else combine([result], _to_plan(plan))
     results: list[Any] = []
     try:
@@ -103,7 +103,7 @@ async def execute_async(wrapped: Any, plan: Plan | SingleCall) -> Any:
     for args, kwargs, scope in plan.calls:
         token = _enter(scope)
         try:
-            # One after the other: where a call fails, the coroutines of the later ones do not exist yet.
+            # The calls are made one after the other, so that a failed call leaves no coroutine that is never awaited.
             results.append(await wrapped(*args, **kwargs))
         finally:
             _leave(token)
@@ -116,7 +116,7 @@ def _to_plan(plan: SingleCall) -> Plan:
 
 
 def combine(results: list[Any], plan: Plan) -> Any:
-    """Combine the results of the calls of a plan, of whatever kind they are, into that of the decorated callable."""
+    """Combine the results of the calls of a plan, whatever their kind, into the result of the decorated callable."""
     kind = results[0]
     if type(kind) in _PLAIN_RESULTS:
         return plan.finish(results)
@@ -150,7 +150,7 @@ def _combine_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:
         while True:
             step: list[Any] = []
             for index, scope in enumerate(scopes):
-                # Entered for each step, not for the whole run: between the steps the caller's own scope is in force.
+                # The scope is entered for each step, because the caller's own scope holds between the steps.
                 token = _enter(scope)
                 try:
                     step.append(next(iterators[index], EXHAUSTED))
@@ -168,7 +168,7 @@ async def _combine_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) 
     finish = plan.finish
     try:
         if len(iterators) == 1:
-            # As nearly always, and often: once for each token of a language model.
+            # A short way for one call, which is the usual case and runs once for each token of a language model.
             [iterator], [scope] = iterators, scopes
             while True:
                 token = None if scope is None else CURRENT_SCOPE.set(scope)
@@ -209,8 +209,7 @@ def _leave(token: Token[Scope | PendingScope] | None) -> None:
     try:
         CURRENT_SCOPE.reset(token)
     except ValueError:
-        # A coroutine that nobody finished is closed by the garbage collector, in whatever context that runs: there the
-        # scope was never entered, so there is nothing to leave.
+        # The garbage collector closes an unfinished coroutine in a context in which the scope was never entered.
         return
 
 

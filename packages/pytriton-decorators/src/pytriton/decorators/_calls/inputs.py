@@ -54,11 +54,7 @@ def get_inference_request_batch_size(inference_request: InferenceRequest) -> int
 
 
 def require_requests(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
-    """Return the requests that a callable under the decorator `name` was called with.
-
-    Raises:
-        PyTritonValidationError: It was called with something else.
-    """
+    """Return the requests that a callable under the decorator `name` was called with; anything else is an error."""
     requests: Sequence[Any] = args[-1] if args else ()
     if type(requests) is list and requests:
         return requests
@@ -79,7 +75,7 @@ def get_batched_inputs(requests: Sequence[Any]) -> Mapping[str, Any] | None:
 
     If it has, all requests have the same inputs, and decorators need not check each of them.
     """
-    # An attribute of the server's requests.
+    # Only requests of a server have this attribute.
     gather = getattr(requests[0], "__pytriton_batch__", None) if requests else None
     gathered = None if gather is None else gather(requests)
     return None if gathered is None else gathered[0]
@@ -99,11 +95,7 @@ def find_requests(args: tuple[Any, ...]) -> Sequence[Any] | None:
 
 
 def forbid_requests(name: str, args: tuple[Any, ...]) -> None:
-    """Make sure that a callable under the decorator `name` was called with arrays, not with requests.
-
-    Raises:
-        PyTritonRuntimeError: It was called with requests.
-    """
+    """Raise an error if a callable under the decorator `name` was called with requests instead of arrays."""
     if args and (find_requests(args) is not None or isinstance(args[-1], Mapping)):
         raise PyTritonRuntimeError(
             f"A callable under @{name} expected the arrays of a batch as keyword arguments, received "
@@ -113,18 +105,10 @@ def forbid_requests(name: str, args: tuple[Any, ...]) -> None:
 
 
 def get_arrays(request: Any, index: int) -> dict[str, Any]:
-    """Return the arrays of a request by name.
-
-    Args:
-        request: A mapping, or an object with its methods.
-        index: Its place in the batch, for the error.
-
-    Raises:
-        PyTritonValidationError: It is neither.
-    """
+    """Return the arrays of a request by name; `index` is its place in the batch, for the error."""
     if type(request) is dict:
         return request
-    # The dictionary within a request: asking it is several times cheaper than asking the request.
+    # Reading the dictionary inside a request is several times cheaper than reading the request.
     data = getattr(request, "data", None)
     if type(data) is dict:
         return data
@@ -139,11 +123,7 @@ def get_arrays(request: Any, index: int) -> dict[str, Any]:
 
 
 def get_all_arrays(requests: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the arrays of each request by name.
-
-    Raises:
-        PyTritonValidationError: One is not a mapping.
-    """
+    """Return the arrays of each request by name."""
     return [request if type(request) is dict else get_arrays(request, index) for index, request in enumerate(requests)]
 
 
@@ -160,18 +140,18 @@ def replace_arrays(original: Any, data: dict[str, Any]) -> Any:
         duplicate.clear()
         duplicate.update(data)
         return duplicate
-    # Any other mapping, such as a read-only one, has nothing but its arrays.
+    # Other mappings, such as read-only ones, carry nothing but their arrays.
     return data
 
 
 def _shallow_copy(original: Any) -> Any:
     try:
-        # Not a copy, which a request of the server would make independent of its batch: nobody could cancel it.
+        # A copy of a server's request would leave its batch, and its caller could no longer cancel it.
         kind: Any = type(original)
         duplicate = kind.__new__(kind)
         vars(duplicate).update(vars(original))
     except TypeError:
-        # It keeps its attributes in another way.
+        # The class keeps its attributes in another way.
         return copy.copy(original)
     return duplicate
 
@@ -180,11 +160,7 @@ def _shallow_copy(original: Any) -> Any:
 
 
 def make_batch_error(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
-    """Make the error that says which request does not fit into a batch, and why.
-
-    Args:
-        arrays: The arrays of every request by name.
-    """
+    """Make the error that says which request does not fit into a batch, and why."""
     for index, data in enumerate(arrays):
         if data.keys() != arrays[0].keys():
             return PyTritonValidationError(
@@ -219,11 +195,7 @@ def make_batch_error(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
 
 
 def check_names(name: str, keys: Iterable[Any]) -> tuple[str, ...]:
-    """Check the names of inputs that a decorator was given.
-
-    Raises:
-        PyTritonBadParameterError: There are none, or one is no name of an input.
-    """
+    """Check the names of inputs that a decorator was given."""
     names = tuple(keys)
     if names and all(isinstance(key, str) and key and key != "__triton_context__" for key in names):
         return names

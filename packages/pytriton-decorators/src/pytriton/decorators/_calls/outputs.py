@@ -51,7 +51,7 @@ def convert_output(
                 received=len(outputs),
             )
         return dict(zip(names, outputs, strict=True))
-    # Request objects are no registered mappings; a callable may return those it got.
+    # Requests are not registered as mappings, and a callable may return the requests that it got.
     if isinstance(outputs, Mapping) or hasattr(outputs, "items"):
         return outputs  # type: ignore[no-any-return]
     raise PyTritonValidationError(

@@ -14,11 +14,11 @@ from pytriton.decorators._calls.wrapping import is_decorated
 
 __all__ = ["reads_parameters"]
 
-# By which a callable that gets the inputs alone has the requests as well.
+# A callable of arrays gets at its requests by one of these functions.
 _WAYS = (get_requests, get_row_requests, get_triton_context)
 _NAMES = {way.__name__ for way in _WAYS}
 _PACKAGE = "pytriton.decorators"
-# How far functions that it calls are looked at: those that these call, and so on, and how many of them.
+# How many levels of called functions are searched, and how many functions in all.
 _MOST_STEPS = 3
 _MOST_FUNCTIONS = 1000
 
@@ -26,12 +26,8 @@ _MOST_FUNCTIONS = 1000
 def reads_parameters(infer_func: Any) -> bool:
     """Return whether a function or class under `model` may read the parameters of requests.
 
-    Its hints are all that it takes, unless it asks for the requests: by `triton_context`, or by a function of this
-    package that returns them, which is then at hand where it is written, or a function that it calls. Where the code
-    that is called is not its own, as under a decorator of somebody else's, it may.
-
-    Args:
-        infer_func: The function or class, or an object of the class.
+    It may if it uses `triton_context` or a function of this package that returns requests, directly or in a function
+    that it calls. If a decorator of another package hides its code, the answer is yes.
     """
     layers, _, function = layers_of(infer_func)
     owner: type | None = None
@@ -54,7 +50,7 @@ def _class_of(value: Any) -> type:
 
 
 def _reached(values: Iterable[Any]) -> Iterator[types.FunctionType]:
-    """Yield functions, the methods of classes, and functions that these call, as far as they have names there."""
+    """Yield functions, the methods of classes, and the functions that these call by name."""
     seen = set[types.FunctionType]()
     step = [function for value in values for function in _functions(value)]
     for _ in range(1 + _MOST_STEPS):
@@ -75,7 +71,7 @@ def _is_ours(function: types.FunctionType) -> bool:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions in Python that are called by way of a value, those below decorators of others included."""
+    """Yield the Python functions that a value calls, including those below decorators."""
     if issubclass(type(value), type):
         for own in value.__mro__:
             for member in list(vars(own).values()):
@@ -89,8 +85,8 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
 
 
 def _below(value: Any) -> Any:
-    """Return what a function, method or decorator calls in its turn; None where that is not known."""
-    # Attributes of other objects are not asked for: some do not like that outside of a request, or import what is big.
+    """Return the callable inside a function, method or decorator; None if it is not known."""
+    # Attributes of unknown objects are not read: some raise outside of a request, or import large modules.
     kind = type(value)
     if kind in (types.MethodType, classmethod, staticmethod):
         return value.__func__
@@ -106,7 +102,7 @@ def _below(value: Any) -> Any:
 
 
 def _used(function: types.FunctionType) -> Iterator[Any]:
-    """Yield what a function has from elsewhere, in so far as it is not a part of some value."""
+    """Yield the values that a function uses from outside, except attributes of other values."""
     names = set(_names(function.__code__))
     spaces: list[Mapping[str, Any]] = [function.__globals__]
     modules = set[Any]()
@@ -128,10 +124,10 @@ def _asks(function: types.FunctionType) -> bool:
 
 
 def _closure(function: types.FunctionType) -> list[Any]:
-    """Return what a function has from those around it."""
+    """Return the values of the variables that a function closes over."""
     found = []
     for cell in function.__closure__ or ():
-        # It has nothing before the function around it has got so far.
+        # The cell is empty until the enclosing function has assigned it.
         with contextlib.suppress(ValueError):
             found.append(cell.cell_contents)
     return found
@@ -142,7 +138,7 @@ def _is_package(value: Any) -> bool:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Return the names that a function uses, those of the functions in it included."""
+    """Return the names that a function and the functions inside it use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

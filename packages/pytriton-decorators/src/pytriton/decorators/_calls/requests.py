@@ -63,11 +63,7 @@ class Scope:
         return Scope(None, self.sizes, self.unbatched | names, self)
 
     def requests(self) -> Sequence[Any]:
-        """Return the requests, each once.
-
-        Raises:
-            PyTritonRuntimeError: There are none: the call is not made by `@batch` or its like.
-        """
+        """Return the requests, each once; raise an error if `@batch` or a similar decorator does not make the call."""
         if self._rows is not None:
             if self._found is None:
                 seen: dict[int, Any] = {}
@@ -84,11 +80,7 @@ class Scope:
         return self._source
 
     def row_requests(self) -> list[Any]:
-        """Return the request of every row.
-
-        Raises:
-            PyTritonRuntimeError: As for `requests`.
-        """
+        """Return the request of every row."""
         if self._outer is not None:
             outer = self._outer.row_requests()
             return outer if self._rows is None else [outer[row] for row in self._rows]
@@ -113,7 +105,7 @@ def current_scope() -> Scope:
 
 
 def make_scope(pending: PendingScope) -> Scope:
-    """Return the scope of a whole batch, the same one every time."""
+    """Return the scope of a whole batch; further calls return the same scope."""
     requests, sizes, scope = pending
     if scope is None:
         scope = pending[2] = Scope(requests, sizes)
@@ -182,17 +174,8 @@ def _no_requests() -> PyTritonRuntimeError:
 def find_batched_arrays(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
     """Find the arrays with a batch axis among the keyword arguments of a callable.
 
-    Args:
-        name: The decorator that asks.
-        inputs: All keyword arguments. Scalars, what is no array, and what `@first_value` took the batch axis from are
-            left out.
-        scope: Where the arrays come from.
-
-    Returns:
-        The rows of the batch and the arrays by name. Without any array, as many rows as the requests have.
-
-    Raises:
-        PyTritonBatchSizeError: Two of the arrays have different numbers of rows.
+    Returns the number of rows and the arrays by name; without any array, the rows of the requests count. Arrays with
+    different numbers of rows are an error.
     """
     unbatched = scope.unbatched
     rows = -1

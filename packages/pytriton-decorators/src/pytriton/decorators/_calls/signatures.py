@@ -22,16 +22,10 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
-    """Check that a decorated callable can be called for a model; of any other callable nothing is said.
+    """Check that the parameters of a decorated callable are the inputs that its decorators pass by name.
 
-    One that cannot take an optional input serves requests without it, so that is a warning in the log.
-
-    Args:
-        infer_func: The callable that is to serve the model.
-        model_config: The model.
-
-    Raises:
-        PyTritonValidationError: Its parameters are not the inputs that a decorator on it hands over by name.
+    If it cannot take an optional input, it serves requests without that input, so the log warns. Other callables are
+    not checked.
     """
     layers, given, function = layers_of(infer_func)
     signature = _signature(function) if layers else None
@@ -47,23 +41,20 @@ def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
 
 
 def layers_of(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
-    """Return the decorators of this package on a callable, outermost first, and the function below them.
-
-    Between the two are the names of the arguments that `functools.partial` objects among the decorators add.
-    """
+    """Return the decorators on a callable, outermost first, the arguments that partials add, and the function."""
     layers: list[Layer] = []
     given: list[str] = []
     function: Any = infer_func
     while True:
         function = _called(function)
         callee, names = function, list[str]()
-        # A decorated callable says that it is of the type of what is below.
+        # isinstance() sees the class of the wrapped object through a decorated callable.
         while not is_decorated(callee) and isinstance(callee, functools.partial) and not callee.args:
             names += callee.keywords
             callee = _called(callee.func)
         layer = layer_of(callee)
         if layer is None:
-            # A partial at the bottom is one callable with its function, which its signature says best.
+            # A partial at the bottom stays with its function, because its signature describes both.
             return layers, given, function
         layers.append(layer)
         given += names
@@ -74,23 +65,23 @@ def _called(function: Any) -> Any:
     """Return the decorated `__call__` of an object that has one; anything else as it is."""
     if is_decorated(function) or function is None or isinstance(function, type) or inspect.isroutine(function):
         return function
-    # Not whether it can be called, but what then is.
+    # This needs the method itself, which callable() does not return.
     method = getattr(type(function), "__call__", None)  # noqa: B004
     return function.__call__ if is_decorated(method) else function
 
 
 def _signature(function: Any) -> inspect.Signature | None:
-    """Return the signature of the function below all decorators of this package; `None` where it is not known."""
+    """Return the signature of the function below all decorators of this package; `None` if it cannot be read."""
     if function is None or isinstance(function, type) or is_decorated(function):
         return None
     if "__signature__" in getattr(function, "__dict__", {}):
-        # An overridden signature is for display, and may differ from the parameters.
+        # A signature set by hand is for display, and may differ from the parameters.
         return None
     try:
-        # A wrapper of another package shows the signature of what it wraps, and may pass on other arguments.
+        # A wrapper of another package shows the signature of the wrapped function, but may pass other arguments.
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
-        # As a callable written in C.
+        # Callables written in C may have no signature.
         return None
 
 
@@ -125,7 +116,7 @@ def _check_taker_of_inputs(
     left_out = [spec.name for spec in model_config.inputs or () if spec.optional and spec.name not in filled]
     surplus = [name for name in [*inputs, *given] if not takes_all and name not in taken]
     refused = [name for name in surplus if name not in left_out]
-    # An optional input may always come, as far as is known here.
+    # Nothing here says that an optional input never comes.
     missing = [
         parameter.name
         for parameter in parameters
@@ -164,7 +155,7 @@ def _shown(function: Any, signature: inspect.Signature) -> str:
 
 
 def _bare(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """Return the parameters without annotations, which may be long."""
+    """Return the parameters without their annotations, which may be long."""
     return [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
 
 

@@ -36,9 +36,9 @@ __all__ = [
     "undecorated",
 ]
 
-# wrapt 2 put a base below ObjectProxy.
+# wrapt 2 added a base class below ObjectProxy.
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
-# Only wrapt 2 brings types, and they know less of these classes than what is used here.
+# Only wrapt 2 has type hints, and they lack attributes that are used here.
 _FunctionWrapper: Any = wrapt.FunctionWrapper
 _BoundFunctionWrapper: Any = wrapt.BoundFunctionWrapper
 
@@ -158,7 +158,7 @@ def is_decorated(func: Any) -> bool:
 
 
 def layer_of(func: Any) -> Layer | None:
-    """Return the uppermost decorator of ours on a callable; `None` where what is uppermost is none of ours."""
+    """Return the uppermost decorator of this package on a callable; `None` if another decorator is above it."""
     if isinstance(func, _Bound):
         return Layer(func._self_parent._self_traits, None if _is_unbound(func) else func.__wrapped__)
     if isinstance(func, _Decorated):
@@ -178,11 +178,11 @@ def undecorated(func: Any) -> Any:
 
 
 class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
-    """A decorated callable reached through an object or a class."""
+    """A decorated callable that was read as an attribute of an object or a class."""
 
     @property
     def __pytriton_whole__(self) -> Callable[..., Any] | None:
-        # Of a class it is not known which object to call.
+        # Through the class, the object to call is not known.
         return (
             None
             if self._self_instance is None
@@ -197,20 +197,20 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
 
     @property
     def __func__(self) -> "_Decorated":
-        # inspect asks a bound method for its function, and takes the signature of that less its first parameter.
+        # inspect asks a bound method for its function, and removes the first parameter from the function's signature.
         return _decorated_function(self._self_parent, self.__wrapped__.__func__)
 
     def __copy__(self) -> "_Bound":
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # As methods are: that of a copied object.
+        # Like a method, a copy belongs to the copied object.
         return self if self._self_instance is None else getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if inspect.ismethod(self.__wrapped__):
             return getattr, (self.__self__, self.__name__)
-        # Not by name alone, as functions are: every access makes another object, which pickle would not accept.
+        # Pickle needs more than the name, because every access makes another object.
         return _named, (self.__module__, self.__qualname__)
 
 
@@ -228,7 +228,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
 
     @property
     def __pytriton_whole__(self) -> Callable[..., Any] | None:
-        # What is below may be a method, which has to be reached through its object.
+        # The wrapped object may be a method, which is called through its object.
         if isinstance(self.__wrapped__, (classmethod, staticmethod)):
             return None
         return self._self_batch_call_of(self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
@@ -237,7 +237,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         traits = self._self_traits
         if traits.batch_call is not None:
             return functools.partial(traits.batch_call, wrapped, instance)
-        # Only of our own: another proxy hands out the attribute of what it wraps, and would be passed over.
+        # Only our own classes are asked: another proxy would return the attribute of what it wraps, and be skipped.
         below = wrapped.__pytriton_whole__ if isinstance(wrapped, (_Decorated, _Bound)) else None
         if traits.relay is None or below is None:
             return None
@@ -249,14 +249,14 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
 
     @property
     def __func__(self) -> "_Decorated":
-        # For a bound method that was decorated afterwards; anything else has none.
+        # Only a bound method that was decorated afterwards has a function.
         return _decorated_function(self, self.__wrapped__.__func__)
 
     def __copy__(self) -> "_Decorated":
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Decorated":
-        # As functions are, which are their own copies; not so a method or an object that was decorated afterwards.
+        # A decorated function is its own copy, like a function; a decorated method or object is copied.
         below = copy.deepcopy(self.__wrapped__, memo)
         return self if below is self.__wrapped__ else self._self_around(below)
 
@@ -264,8 +264,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         return type(self)(below, self._self_wrapper, self._self_traits, keeps_self=self._self_keeps_self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # By name, as functions are, where the name leads to the decorated callable; else what is below goes, and is
-        # decorated again.
+        # Pickle by name if the name leads to this callable; otherwise pickle the wrapped object and decorate it again.
         if inspect.isfunction(undecorated(self)) and _has_name(self):
             return self.__qualname__
         return self._self_traits.redecorate, (self.__wrapped__,)
@@ -274,8 +273,8 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
 class _DecoratedObject(_Decorated):
     """A decorated object with a `__call__` written in Python.
 
-    `inspect.iscoroutinefunction` and its like look at the code of functions only. The object has none; with that of its
-    `__call__` they tell the truth about the decorated object, too.
+    `inspect.iscoroutinefunction` and similar functions read the `__code__` of functions only, so this object offers the
+    code of its `__call__`.
     """
 
     @property
@@ -332,18 +331,15 @@ def _signature(
 ) -> inspect.Signature:
     """Return the signature of a decorated callable.
 
-    Args:
-        inner: The callable below.
-        convert_signature: What the decorator makes of its signature.
-        keeps_self: Whether the first parameter is the object or class and stays. None: if it is called `self` or `cls`;
-            since Python 3.13 a function that is still to become a class method cannot be told apart otherwise.
+    With `keeps_self`, the first parameter is the object or class and stays; None keeps it if it is called `self` or
+    `cls`, since Python 3.13 does not show otherwise that a function will be a class method.
     """
     if convert_signature is None:
         return inspect.signature(inner)
     try:
         signature = inspect.signature(inner)
     except ValueError:
-        # A callable written in C may have none.
+        # A callable written in C may have no signature.
         return convert_signature(inspect.Signature())
     parameters = list(signature.parameters.values())
     if keeps_self is None:

@@ -24,12 +24,7 @@ _Row = tuple[dict[str, Any], Scope]
 
 
 def make_infer_func(func: Callable[..., Any], signature: ModelSignature) -> Callable[..., Any]:
-    """Return the inference callable of a model.
-
-    Args:
-        func: The function, or an object of the class, that the signature is of.
-        signature: What it takes and gives.
-    """
+    """Return the inference callable for a function, or an object of a class, with this signature."""
     converted = _converting(signature)(func)
     if signature.batched:
         has_optional = any(tensor.optional for tensor in signature.inputs)
@@ -38,7 +33,7 @@ def make_infer_func(func: Callable[..., Any], signature: ModelSignature) -> Call
         return sample(converted)
     serve_each = _serve_each_async if inspect.iscoroutinefunction(converted) else _serve_each
     infer = serve_each(converted)
-    # By which logs and metrics call it.
+    # Logs and metrics show this name.
     infer.__qualname__ = infer.__name__ = getattr(func, "__qualname__", type(func).__qualname__)
     return infer
 
@@ -56,7 +51,7 @@ def _converting(signature: ModelSignature) -> Callable[[Any], Any]:
 
 
 def _serve_each(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function for every sample of a batch. An error is that of the one request whose sample it is."""
+    """Call a function for every sample of a batch; an error fails only the request of its sample."""
 
     def infer(requests: Sequence[Any]) -> list[Any]:
         results: list[Any] = []
@@ -73,10 +68,10 @@ def _serve_each(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _serve_each_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Do what `_serve_each` does for a coroutine function, with all samples at the same time."""
+    """Do the same for a coroutine function, for all samples at once."""
 
     async def call(arguments: dict[str, Any], scope: Scope) -> Any:
-        # In a context of its own, as of every task.
+        # Each task has its own context.
         CURRENT_SCOPE.set(scope)
         return await func(**arguments)
 
@@ -100,7 +95,7 @@ def _serve_each_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Any]
 
 
 def _rows(request: Any, index: int) -> list[_Row]:
-    """Return the inputs of every row of a request by name, and the scope in which the function is called for it."""
+    """Return the inputs of every row of a request by name, and the scope of the function's call for it."""
     arrays = get_arrays(request, index)
     count = next((len(array) for array in arrays.values()), 1)
     scope = Scope([request], [count])
@@ -116,14 +111,14 @@ def _call(func: Callable[..., Any], arguments: dict[str, Any], scope: Scope) -> 
 
 
 def _only_error(error: BaseException, requests: Sequence[Any]) -> BaseException:
-    """Return the error for the place of the result, or raise it where there is no other request."""
+    """Return the error in place of the result, or raise it if there is only one request."""
     if len(requests) == 1:
         raise error
     return error
 
 
 def _stacked(rows: list[dict[str, Any]], index: int) -> dict[str, Any]:
-    """Return the outputs of one request from those of its rows."""
+    """Return the outputs of one request, joined from those of its rows."""
     if len(rows) == 1:
         return {name: array[np.newaxis] for name, array in rows[0].items()}
     outputs: dict[str, Any] = {}

@@ -20,7 +20,7 @@ __all__ = ["BATCH", "Shape", "parse_hint", "plain_hint", "rejected", "shown_hint
 BATCH = "batch"
 """The name by which an axis is known as that of the batch."""
 _SCALARS = (str, bytes, bool, int, float)
-# Of numpy, for strings. Arrays of them are of objects here, because numpy's own forget NULs at the end.
+# numpy's string types; arrays of them become objects here, because numpy drops NULs at the end of strings.
 _STRINGS = {np.str_: str, np.bytes_: bytes, np.object_: bytes}
 _ACCEPTED = (
     "str, bytes, int, float, bool and numpy's scalar types such as np.float32; a list of one of them; dict and "
@@ -63,16 +63,7 @@ class Shape:
 
 
 def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:  # noqa: C901
-    """Return what a hint says about a parameter or an output.
-
-    Args:
-        hint: The hint, with its annotations.
-        batched: Whether the function gets and returns whole batches.
-        where: Whose hint it is, for errors.
-
-    Raises:
-        PyTritonBadParameterError: It is not understood.
-    """
+    """Return what a hint says about a parameter or an output; `where` names it in errors."""
     base, shapes, optional = _unwrapped(hint)
 
     def wrong(why: str) -> PyTritonBadParameterError:
@@ -145,19 +136,19 @@ def plain_hint(hint: Any) -> Any:
         elif _is_alias(hint):
             hint = hint.__value__
         elif _is_alias(origin):
-            # As NDArray[np.float32] is since numpy 2.5.
+            # Since numpy 2.5, NDArray[np.float32] is such an alias.
             hint = origin.__value__[typing.get_args(hint)]
         else:
             return hint
 
 
 def _is_alias(hint: Any) -> bool:
-    # By name: it came with Python 3.12.
+    # The class is compared by name, because it exists since Python 3.12 only.
     return type(hint).__name__ == "TypeAliasType"
 
 
 def shown_hint(hint: Any, shapes: Sequence[Shape] = ()) -> str:
-    """Return a hint as one would write it."""
+    """Return a hint as a user would write it."""
     if shapes:
         return f"Annotated[{shown_hint(hint)}, {shapes[0]!r}]"
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -176,7 +167,7 @@ def shown_hint(hint: Any, shapes: Sequence[Shape] = ()) -> str:
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[Shape], bool]:
-    """Return what is within `Annotated`, `X | None` and aliases; the shapes among the annotations; whether None is."""
+    """Return the hint inside `Annotated`, `X | None` and aliases, its shapes, and whether None is allowed."""
     shapes: list[Shape] = []
     optional = False
     while True:
@@ -197,7 +188,7 @@ def _is_scalar(hint: Any) -> bool:
 
 
 def _is_dict(hint: Any) -> bool:
-    # Of a TypedDict, which is a class of this kind, the members would not be checked.
+    # A TypedDict is such a class as well, but its members would not be checked.
     return hint is dict or (typing.get_origin(hint) is dict and typing.get_args(hint)[0] is str)
 
 
@@ -206,12 +197,12 @@ def _is_json(hint: Any) -> bool:
 
 
 def _array_parts(hint: Any) -> tuple[Any, int | None]:
-    """Return element type and number of axes of `np.ndarray[shape, np.dtype[type]]`, each None where it is not said."""
+    """Return the element type and number of axes of `np.ndarray[shape, np.dtype[type]]`, or None for a missing one."""
     shape, *rest = typing.get_args(hint)
     dtype = (typing.get_args(rest[0]) or (None,))[0] if rest else None
     dtype = typing.get_origin(dtype) or dtype
     sizes = typing.get_args(shape) if typing.get_origin(shape) is tuple else ()
-    # Since Python 3.11 Any is a class.
+    # Since Python 3.11 `Any` is a class.
     return (dtype if isinstance(dtype, type) and dtype is not Any else None), (
         None if not sizes or Ellipsis in sizes else len(sizes)
     )

@@ -11,14 +11,13 @@ __all__ = ["JaxtypingError", "read_jaxtyping"]
 
 
 class JaxtypingError(Exception):
-    """An annotation says more, or less, than a tensor of Triton can be."""
+    """An annotation describes something that no tensor of Triton can be."""
 
 
 def read_jaxtyping(hint: Any) -> tuple[Any, tuple[int | str, ...]] | None:
-    """Return name of the element type and axes of an annotation of jaxtyping; None for any other hint.
+    """Return the element type and axes of a jaxtyping annotation; None for any other hint.
 
-    Raises:
-        JaxtypingError: It has no one dtype, another number of axes every time, or is for another array than numpy's.
+    It is an error if it names several dtypes, a varying number of axes, or an array of another library.
     """
     annotation = getattr(sys.modules.get("jaxtyping"), "AbstractArray", None)
     if annotation is None or not isinstance(hint, type) or not issubclass(hint, annotation):
@@ -26,7 +25,7 @@ def read_jaxtyping(hint: Any) -> tuple[Any, tuple[int | str, ...]] | None:
     array: Any = hint
     if array.array_type is not np.ndarray:
         raise JaxtypingError("the function gets arrays of numpy: annotate them as np.ndarray")
-    # `bool` has two names. Of an annotation without a dtype this is no list.
+    # `bool` has two names. An annotation without a dtype has no list here.
     dtypes: set[str] = (
         {str(name).removesuffix("_") for name in array.dtypes} if isinstance(array.dtypes, (list, tuple)) else set()
     )
@@ -38,9 +37,9 @@ def read_jaxtyping(hint: Any) -> tuple[Any, tuple[int | str, ...]] | None:
 def _axis(word: str) -> int | str:
     if word == "..." or "*" in word:
         raise JaxtypingError("a tensor of Triton has a fixed number of axes: name each of them")
-    # What may precede a size or a name, and `width=3`.
+    # A size or a name may have a prefix, and a name as in `width=3`.
     word = word.lstrip("#?").rpartition("=")[2]
     if word.isdecimal():
         return int(word)
-    # Anything else, such as `_` or `n-1`, is a size that may vary.
+    # Anything else, such as `_` or `n-1`, means a size that may vary.
     return word if word.isidentifier() and not word.startswith("_") else -1

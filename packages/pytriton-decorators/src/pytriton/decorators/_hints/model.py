@@ -109,11 +109,11 @@ def get_model_signature(func: Any) -> ModelSignature:
 
 
 def find_signature(func: Any) -> ModelSignature | None:
-    """Do what `get_model_signature` does; None where it is not decorated, or is a callable of requests by now."""
+    """Return what `get_model_signature` does; None if the callable is not decorated, or now takes requests."""
     if layer_of_requests(func) is not None:
         return None
     owner = undecorated(func)
-    # A class that inherits from a model has hints of its own.
+    # A subclass of a model has hints of its own.
     found = getattr(owner, "__dict__", {}).get(_ATTRIBUTE)
     if found is None and not isinstance(owner, type):
         found = vars(type(owner)).get(_ATTRIBUTE)
@@ -121,17 +121,7 @@ def find_signature(func: Any) -> ModelSignature | None:
 
 
 def load_infer_func(func: Any, /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Return the inference callable of a model, which takes the requests of a batch.
-
-    Args:
-        func: A function or class that is decorated with `model`, or an object of such a class.
-        *args: Positional arguments of the class.
-        **kwargs: Keyword arguments of the class.
-
-    Raises:
-        PyTritonBadParameterError: It is not decorated.
-        TypeError: It takes other arguments; a function or an object takes none.
-    """
+    """Return the inference callable of a model, which takes the requests of a batch."""
     signature = get_model_signature(func)
     if isinstance(func, type):
         return make_infer_func(func(*args, **kwargs), signature)

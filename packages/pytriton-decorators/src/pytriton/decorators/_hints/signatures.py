@@ -44,11 +44,7 @@ class Outputs:
     left_out: frozenset[str] = frozenset()
 
     def to_arrays(self, result: Any, model: str) -> dict[str, Any]:
-        """Return the arrays of the outputs by name.
-
-        Raises:
-            PyTritonValidationError: The function returned something else than its hints say.
-        """
+        """Return the arrays of the outputs by name; a result that does not match the hints is an error."""
         if self.form == "value":
             return {name: value.to_array(result, name, model) for name, value in self.values.items()}
         kind = self.kind.__name__
@@ -149,17 +145,7 @@ class ModelSignature:
 
 
 def make_signature(target: Any, *, name: str | None, batched: bool, options: Mapping[str, Any]) -> ModelSignature:
-    """Read the signature of a model from the hints of a function or class.
-
-    Args:
-        target: The function or class.
-        name: The name of the model; None is that of the function or class.
-        batched: Whether it gets whole batches.
-        options: Fields of `ModelConfig`.
-
-    Raises:
-        PyTritonBadParameterError: A hint is not understood, an option breaks a rule, or it is no function or class.
-    """
+    """Read the signature of a model from the hints of a function or class; `options` are fields of `ModelConfig`."""
     function = _function(target)
     shown = target.__qualname__ if isinstance(target, type) else function.__qualname__
     hints = _resolved(function, shown)
@@ -188,7 +174,7 @@ def make_signature(target: Any, *, name: str | None, batched: bool, options: Map
 
 
 def _function(target: Any) -> Any:
-    """Return the function whose hints count: that itself, or `__call__` of the class."""
+    """Return the function whose hints count: the target, or `__call__` of a class."""
     if isinstance(target, type):
         function = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
         if function is not None:
@@ -203,7 +189,7 @@ def _function(target: Any) -> Any:
 
 
 def layer_of_requests(func: Any) -> str | None:
-    """Return the name of the decorator on a callable that makes it one of requests; None where there is none."""
+    """Return the name of the decorator that makes a callable one of requests; None if there is none."""
     layer = layer_of(func)
     while layer is not None:
         if layer.traits.unpacks_requests:
@@ -222,7 +208,7 @@ def _bad_target(target: Any, why: str) -> PyTritonBadParameterError:
 
 
 def _resolved(function: Any, shown: str) -> dict[str, Any]:
-    """Return the hints of a function, also those that are written as strings."""
+    """Return the hints of a function; hints that are strings are evaluated."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as error:
@@ -230,7 +216,7 @@ def _resolved(function: Any, shown: str) -> dict[str, Any]:
         try:
             annotations = plain.__annotations__
         except NameError:
-            # Python 3.14 reads them here, all or none.
+            # Python 3.14 evaluates all hints here, or none.
             raise rejected(f"a parameter or the result of {shown}", error.args[0], _UNKNOWN) from error
         for name, hint in annotations.items():
             alone = types.SimpleNamespace(__annotations__={name: hint})
@@ -273,7 +259,7 @@ def _argument(parameter: inspect.Parameter, hints: Mapping[str, Any], batched: b
 
 
 def _returned(hints: Mapping[str, Any], function: Any, shown: str) -> tuple[Any, bool]:
-    """Return the hint of what the function returns or yields, and whether it yields."""
+    """Return the hint of a function's result or of what it yields, and whether it yields."""
     hint = plain_hint(hints.get("return"))
     where = f"the result of {shown}"
     if hint is None or hint is type(None):
@@ -316,14 +302,14 @@ def _outputs(hint: Any, batched: bool, shown: str, *, decoupled: bool) -> Output
 
 
 def _member_names(hint: Any) -> set[str] | None:
-    """Return the names of the members of a `TypedDict`, `NamedTuple` or dataclass; None of anything else."""
+    """Return the names of the members of a `TypedDict`, `NamedTuple` or dataclass; None for any other hint."""
     if not isinstance(hint, type):
         return None
     if dataclasses.is_dataclass(hint):
         return {member.name for member in dataclasses.fields(hint)}
     if issubclass(hint, tuple) and hasattr(hint, "_fields"):
         return set(hint._fields)
-    # That of `typing` and that of `typing_extensions` are two classes.
+    # `typing` and `typing_extensions` have a class each.
     required = getattr(hint, "__required_keys__", None)
     return None if required is None else {*required, *getattr(hint, "__optional_keys__", ())}
 
@@ -382,11 +368,7 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
 
 
 def describe_tensors(tensors: typing.Sequence[Any]) -> str:
-    """Return inputs or outputs in one line, such as `text: BYTES[1], times?: INT64[1]`.
-
-    Args:
-        tensors: Each with `name`, `shape`, `dtype` and `optional`.
-    """
+    """Return inputs or outputs in one line, such as `text: BYTES[1], times?: INT64[1]`."""
     return ", ".join(
         f"{tensor.name}{'?' if tensor.optional else ''}: {wire_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
         for tensor in tensors

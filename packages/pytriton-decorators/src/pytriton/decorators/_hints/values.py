@@ -56,12 +56,7 @@ class Value:
     def to_argument(self, array: Any, name: str) -> Any:
         """Return what the function gets for the array of an input.
 
-        Args:
-            array: `(*tensor.shape)`, or with the batch axis in front where `batched`.
-            name: The input.
-
-        Raises:
-            PyTritonValidationError: It is to be text, and is not UTF-8; or JSON, and is not what the hint says.
+        Text that is not UTF-8, and JSON that does not match the hint, are errors.
         """
         if self.form in ("object", "objects"):
             return self._read_json(self._element(array.item(), name), name)
@@ -78,16 +73,7 @@ class Value:
     def to_array(self, value: Any, name: str, model: str) -> np.ndarray[Any, Any]:
         """Return the array of an output for what the function returned.
 
-        Args:
-            value: What it returned.
-            name: The output.
-            model: The model, for errors.
-
-        Returns:
-            An array of the dtype of the hint; of another one, where the cast would change values.
-
-        Raises:
-            PyTritonValidationError: It is not what the hint says.
+        It has the dtype of the hint, unless the cast would change values.
         """
         if self.form == "array":
             array = self._checked_array(value, name, model)
@@ -114,12 +100,12 @@ class Value:
 
     @functools.cached_property
     def _largest(self) -> float:
-        """The largest float; numpy does not know that of bfloat16, which has the range of float32."""
+        """The largest float; numpy does not know it for bfloat16, which has the range of float32."""
         return float(np.finfo(self._array_dtype if self._array_dtype.kind == "f" else np.float32).max)
 
     @functools.cached_property
     def _fixed_sizes(self) -> list[tuple[int, int]]:
-        """The axes whose size is given, with that size."""
+        """The axes that have a fixed size, with that size."""
         return [(axis, size) for axis, size in enumerate(self.dims) if isinstance(size, int) and size != -1]
 
     @functools.cached_property
@@ -128,7 +114,7 @@ class Value:
 
     @functools.cached_property
     def _is_builtin(self) -> bool:
-        """Whether elements are of Python's types, not of numpy's."""
+        """Whether elements are Python's own types instead of numpy's."""
         return self.dtype in (str, bytes, bool, int, float)
 
     def _element(self, element: Any, name: str) -> Any:
@@ -205,7 +191,7 @@ class Value:
                 return value
         elif value.dtype.kind in "biuf" and np.can_cast(value.dtype, dtype, "same_kind"):
             result, is_changed = cast_numbers(value, dtype)
-            # Whoever serves the model casts it, and tells of it.
+            # The server or worker casts the array, and logs the change.
             return value if is_changed else result
         wanted = (
             "strings" if dtype.kind == "O" else f"{dtype}, or a dtype that can be cast to it by casting='same_kind'"
@@ -220,14 +206,14 @@ class Value:
                 where = f"element {place}, " if self.form == "list" else ""
                 raise self._rejected(name, model, where + describe_value(element), problem)
         if dtype.kind in "fV" and any(self._largest < abs(float(element)) < math.inf for element in values):
-            # As above: in the dtype of the hint it would be infinite.
+            # As above, the value would become infinite in the dtype of the hint.
             return np.array(values, np.float64)
         array = np.empty(len(values), dtype)
         array[:] = values
         return array
 
     def _problem(self, element: Any) -> str | None:
-        """Return what was expected in the place of an element of a list, or of a scalar; None where it is right."""
+        """Return what was expected instead of an element or scalar; None if it is right."""
         dtype = self._array_dtype
         if dtype.kind == "O":
             wanted = str if self.dtype is str else bytes
@@ -237,7 +223,7 @@ class Value:
         if isinstance(element, (int, np.integer)) and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             return None if limits.min <= element <= limits.max else f"a number from {limits.min} to {limits.max}"
-        # Of the kind "V" is bfloat16.
+        # numpy gives bfloat16 the kind "V".
         if isinstance(element, (int, float, np.number)) and dtype.kind in "fV" and not isinstance(element, complex):
             return None
         return _KINDS.get(dtype.kind, "a number")
