@@ -1,5 +1,7 @@
 """Compiles the native libraries: into the wheel, or into a git-ignored folder of an editable install.
 
+A wheel gets the Python proxy as one file, too, see `python_proxy/bundle.py`.
+
 There are four: the native proxy; of mostly the same sources the backend that serves callables in the process that runs
 Triton; the guard, which is loaded into tritonserver before its own libraries; and the accelerator, an extension module
 of Python for workers.
@@ -19,6 +21,7 @@ Standard library only, since it runs in build environments of every supported Py
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -48,6 +51,7 @@ ACCELERATOR_NAME = "_accelerator.abi3.so"
 PACKAGE_PATH = "pytriton/proxy_backend"
 LIBRARY_PATH = f"{PACKAGE_PATH}/_lib"
 EDITABLE_FOLDER = ROOT / "src" / LIBRARY_PATH
+BUNDLE_PATH = f"{PACKAGE_PATH}/python_proxy"
 
 ZIG_REQUIREMENT = "ziglang>=0.13,<0.16"
 ZIG_GLIBC = "2.17"
@@ -374,6 +378,22 @@ def refresh_editable(*, force: bool = False) -> bool:
     return bool(stale)
 
 
+# --- the Python proxy ----------------------------------------------------------------------------------------------
+
+
+def write_bundle(folder: Path) -> Path:
+    """Write the Python proxy as one file into a folder; return the file."""
+    made_by = ROOT / "src" / BUNDLE_PATH / "bundle.py"
+    spec = importlib.util.spec_from_file_location("bundle", made_by)
+    if spec is None or spec.loader is None:
+        raise CompileError(f"There is no {made_by}; is the source tree complete?")
+    bundle = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bundle)
+    path = folder / bundle.BUNDLE_NAME
+    path.write_bytes(bundle.make_bundle(ROOT / "src" / PACKAGE_PATH))
+    return path
+
+
 # --- the hook ------------------------------------------------------------------------------------------------------
 
 
@@ -399,12 +419,14 @@ class NativeProxyBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             self._scratch = tempfile.TemporaryDirectory(prefix="pytriton-proxy-backend-")
             folder = Path(self._scratch.name)
             compilers = [compile_library(folder, library) for library in LIBRARIES]
+            bundle = write_bundle(folder)
         except CompileError as error:
             self.app.abort(str(error))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{compilers[0].platform}"
         for library in LIBRARIES:
             build_data["force_include"][str(folder / library.name)] = f"{library.path}/{library.name}"
+        build_data["force_include"][str(bundle)] = f"{BUNDLE_PATH}/{bundle.name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was only needed while the wheel was written."""

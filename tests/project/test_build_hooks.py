@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytriton.proxy_backend.python_proxy.bundle import PACKAGE, read_bundle
 from support.paths import ROOT, load_program
 
 
@@ -313,3 +314,19 @@ def test_the_proxy_is_never_unmapped(proxy: types.ModuleType) -> None:
         pytest.skip("the native libraries are not compiled in the source tree, or there is no readelf")
     flags = subprocess.run(["readelf", "--dynamic", str(library)], capture_output=True, text=True, check=True)
     assert re.search(r"FLAGS_1.*NODELETE", flags.stdout)
+
+
+# --- the Python proxy ----------------------------------------------------------------------------------------------
+
+
+def test_the_python_proxy_is_one_file_that_is_always_the_same(proxy: types.ModuleType, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first, second = (proxy.write_bundle(tmp_path / name) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes() == read_bundle()
+    with zipfile.ZipFile(first) as bundle:
+        names = bundle.namelist()
+        assert {f"{PACKAGE}/__init__.py", f"{PACKAGE}/python_proxy/model.py", f"{PACKAGE}/wire/batch.py"} <= set(names)
+        # Of the whole distribution, and what workers alone need.
+        assert bundle.read(f"{PACKAGE}/__init__.py") == b""
+        assert not [name for name in names if "/worker/" in name or "/runtime/" in name or name.endswith("/bundle.py")]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pytriton.proxy_backend.python_proxy.bundle import BUNDLE_NAME, read_bundle
 from support.paths import ROOT, load_program
 
 pytestmark = [pytest.mark.slow(seconds=100), pytest.mark.timeout(3600)]
@@ -186,6 +187,7 @@ def test_wheels_hold_their_binaries_and_name_a_platform(built: Path) -> None:
     assert "pytriton/proxy_backend/_lib/libtriton_pytriton.so" in proxy.namelist()
     assert "pytriton/proxy_backend/_lib/libtriton_pytriton_inprocess.so" in proxy.namelist()
     assert "pytriton/proxy_backend/_accelerator.abi3.so" in proxy.namelist()
+    assert proxy.read(f"pytriton/proxy_backend/python_proxy/{BUNDLE_NAME}") == read_bundle()
     for wheel in (server, proxy):
         assert Path(str(wheel.filename)).stem.split("-")[2:4] == ["py3", "none"]
         assert not Path(str(wheel.filename)).stem.endswith("-any")

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..description import DESCRIPTION_NAME, dtype_name, render_description
 from ..errors import DropInError
 from ..model import ZMQ_SUFFIX, ModelSpec, TensorSpec, check_endpoint
+from ..python_proxy.bundle import BUNDLE_NAME, PACKAGE, read_bundle
 from ..python_proxy.keys import check_keys_given
 from ..settings import PYTHON_SIDE_FILE_NAME, SIDE_FILE_NAME, ProxySettings, PythonProxySettings
 from ..system.native import BACKEND_NAME, LIBRARY_NAME
@@ -18,16 +19,15 @@ CONFIG_NAME = "config.pbtxt"
 # Of EM_* in elf(5), those that the library is built for.
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 
-# The copy has a name of its own: another version of this distribution may be installed in the server's Python.
-_PACKAGE = "pytriton_python_proxy"
-# All of our code that it needs: it has relative imports only.
-_MODULES = ("description", "errors", "model", "settings")
-_FOLDERS = ("protocol", "python_proxy", "system", "transport", "wire")
 _MODEL = f'''\
 """Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).with_name("{BUNDLE_NAME}")))
 try:
-    from {_PACKAGE}.python_proxy.model import TritonPythonModel
+    from {PACKAGE}.python_proxy.model import TritonPythonModel
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"the Python proxy needs the package {{error.name}} in the server's Python: pip install numpy "
@@ -65,17 +65,13 @@ def native_files(model: ModelSpec, settings: ProxySettings, batching: Batching, 
 
 def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batching) -> dict[str, bytes]:
     """Return the content of the folder of a model that the Python proxy serves, by path in the folder."""
-    here = Path(__file__).parent.parent
-    sources = [here / f"{name}.py" for name in _MODULES]
-    sources += [path for folder in _FOLDERS for path in sorted((here / folder).glob("*.py"))]
     version = str(model.version)
     return {
         CONFIG_NAME: config_text(model, "python", batching).encode(),
         f"{version}/model.py": _MODEL.encode(),
         f"{version}/{PYTHON_SIDE_FILE_NAME}": settings.to_text().encode(),
         f"{version}/{DESCRIPTION_NAME}": render_description(model).encode(),
-        f"{version}/{_PACKAGE}/__init__.py": b"",
-        **{f"{version}/{_PACKAGE}/{path.relative_to(here)}": path.read_bytes() for path in sources},
+        f"{version}/{BUNDLE_NAME}": read_bundle(),
     }
 
 
