@@ -389,7 +389,7 @@ def write_bundle(folder: Path) -> Path:
         raise CompileError(f"There is no {made_by}; is the source tree complete?")
     bundle = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bundle)
-    path = folder / bundle.BUNDLE_NAME
+    path: Path = folder / bundle.BUNDLE_NAME
     path.write_bytes(bundle.make_bundle(ROOT / "src" / PACKAGE_PATH))
     return path
 
