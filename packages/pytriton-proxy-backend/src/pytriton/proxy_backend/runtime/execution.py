@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from pytriton.proxy.types import Response, make_requests
+from pytriton.proxy.types import make_requests
 
 from ..errors import ArenaFullError, ConnectionLostError, OutputError, ProtocolError
 from ..wire.batch import Batch
@@ -18,7 +18,8 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseData, lay_out_columns
 from .access import Access
-from .failures import cancelled_text, failure_text, is_cancellation, is_ours, tell_failure
+from .answers import Answers
+from .failures import failure_text, is_cancellation, is_ours, tell_failure
 from .results.alike import AlikeResponses
 from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of
 from .service import Service
@@ -64,14 +65,13 @@ class Execution:
     __slots__ = (
         "_access",
         "_alike",
+        "_answers",
         "_batch",
         "_began_ns",
         "_called",
         "_count",
         "_firsts",
-        "_given_up",
         "_number",
-        "_open",
         "_request_spans",
         "_result",
         "_service",
@@ -92,9 +92,8 @@ class Execution:
         self._called = called
         self._request_spans: list[Any] | None = None
         self._result: Any = None
-        self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
+        self._answers: Answers | None = None  # made when the first request may end before the others
         self._firsts = FirstResponses(service.counters, self._count) if service.model.decoupled else None
-        self._given_up = False  # by the caller of a stream at least
         self._alike: AlikeResponses | None = None  # of a stream, which go together as soon as the generator waits
         self._spent_ns = 0  # inside the callable, up to the last step of a generator
         self._access = Access(service.model, batch) if service.is_logged else None
@@ -189,7 +188,7 @@ class Execution:
             if self._service.model.decoupled:
                 for self._result in results:
                     if not self._give():
-                        if self._given_up:
+                        if self._answers is not None and self._answers.given_up:
                             # One step more, in which it may ask `is_cancelled` and see to its end in its own way.
                             next(results, None)
                         break
@@ -283,15 +282,20 @@ class Execution:
             final: Whether they are the last responses.
             keep: Whether others that look like them may be kept.
         """
-        still_open = self._open
-        if still_open is None:
-            still_open = self._open = [True] * self._count
+        answers = self._answers
+        if answers is None:
+            answers = self._answers = self._make_answers()
+        still_open = answers.open
+        batch = self._batch
         responses: list[ResponseData] = []
         results = self._service.checker.results(self._result, self._count)
         for index, result in enumerate(results):
-            if still_open[index] and (response := self._check(index, result, final)) is not None:
+            if not still_open[index]:
+                continue
+            response = answers.make(batch, self._uniform, index, result, final=final)
+            if response is not None:
                 responses.append(response)
-        result = results = response = None  # type: ignore[assignment] # nothing may refer to the inputs
+        batch = result = results = response = None  # type: ignore[assignment] # nothing may refer to the inputs
         if responses:
             ended = [given.request for given in responses if given.final]
             if self._firsts is not None:
@@ -304,35 +308,6 @@ class Execution:
                 still_open[index] = False
             if self._access is not None:
                 self._access.end(ended=ended)
-
-    def _check(self, index: int, result: Any, final: bool) -> ResponseData | None:
-        """Return what one element of the result is for its request; `None` where that is nothing."""
-        service = self._service
-        decoupled = service.model.decoupled
-        if not final and self._batch is not None and self._batch.is_cancelled(index):
-            # Nobody reads this stream any more: it ends here, whatever becomes of the others.
-            service.counters.add_failed("cancelled")
-            self._given_up = True
-            if self._access is not None:
-                self._access.fail(index, "cancelled")
-            return ResponseData(index, error=cancelled_text(self._service.model), code=ErrorCode.CANCELLED)
-        if isinstance(result, BaseException):
-            return self._refuse(index, result)
-        if result is None and decoupled:
-            return ResponseData(index, empty=True) if final else None
-        if isinstance(result, Response) and result.final and decoupled:
-            final = True
-            if not result.data and not result.parameters:
-                return ResponseData(index, empty=True)
-        wanted = self._uniform
-        if wanted is None and self._batch is not None:
-            wanted = tuple(self._batch.load_requested_outputs(index))
-        try:
-            outputs, parameters = service.checker.one(result, index, wanted)
-        except OutputError as error:
-            # The other requests of the batch can have what is theirs. The frames of the traceback refer to the inputs.
-            return self._refuse(index, error.with_traceback(None))
-        return ResponseData(index, outputs, parameters, final=final)
 
     def _give(self, *, keep: bool = False) -> bool:
         """Send what a generator has given, or keep it; says whether anybody is left to give something to."""
@@ -348,32 +323,21 @@ class Execution:
         return not self._is_over()
 
     def _is_over(self) -> bool:
-        return self._open is not None and not any(self._open)
+        return self._answers is not None and not any(self._answers.open)
 
-    def _refuse(self, index: int, error: BaseException) -> ResponseData:
-        """Return the response to a request whose result is an error, or cannot be sent."""
-        if isinstance(error, OutputError):
-            kind = "output"
-            self._tell(error, index=index)
-        else:
-            kind = "returned"
-            # A callable may return errors for what its callers do wrong.
-            self._tell(error, "the callable returned an error", index=index, level=logging.WARNING)
-        self._service.counters.add_failed(kind)
-        if self._access is not None:
-            self._access.fail(index, kind)
-        text = failure_text(self._service.model, error)
-        # The frames of the traceback refer to the inputs, which go back with this answer.
-        error.__traceback__ = None
-        return ResponseData(index, error=text)
+    def _open(self) -> list[bool]:
+        """Return whether the last response is not sent yet, by request."""
+        return [True] * self._count if self._answers is None else self._answers.open
+
+    def _make_answers(self) -> Answers:
+        return Answers(self._service, self._count, self._access)
 
     def _end(self) -> None:
         """End the stream of every request that is still open."""
         self._send_kept()
         if not self._is_over():
             self._count_call()
-            still_open = self._open or [True] * self._count
-            ends = [ResponseData(index, empty=True) for index, is_open in enumerate(still_open) if is_open]
+            ends = [ResponseData(index, empty=True) for index, is_open in enumerate(self._open()) if is_open]
             self._send(self._lay_out(ends), done=True)
 
     def _keep(self) -> bool:
@@ -442,7 +406,7 @@ class Execution:
         else:
             # As text: a handler that keeps its records would keep the frames, and with them the inputs.
             self._tell(error, "the inference callable failed")
-        self._service.counters.add_failed(kind, self._count if self._open is None else sum(self._open))
+        self._service.counters.add_failed(kind, sum(self._open()))
         text = failure_text(self._service.model, error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
@@ -465,13 +429,11 @@ class Execution:
         error.__traceback__ = None
         self._drop()
 
-    def _tell(
-        self, error: BaseException, text: str = "", *, index: int | None = None, level: int = logging.ERROR
-    ) -> None:
-        """Write to the log what failed, of one request or of all that are open."""
-        is_open = self._open or [True] * self._count
-        failed = [each for each in range(self._count) if is_open[each]] if index is None else [index]
-        tell_failure(self._service.failures, self._service.model, self._batch, failed, error, text, level)
+    def _tell(self, error: BaseException, text: str = "") -> None:
+        """Write to the log what failed, of all requests that are open."""
+        service = self._service
+        failed = [index for index, is_open in enumerate(self._open()) if is_open]
+        tell_failure(service.failures, service.model, self._batch, failed, error, text, logging.ERROR)
 
 
 def _only(service: Service, first: Any, second: Any) -> Any:

@@ -32,7 +32,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from pytriton.proxy.tracers import note_span
 
 from ..wire.batch import TRACEPARENT, Batch
-from ..wire.response import ResponseData
+from .answers import Answers
 from .execution import Execution
 from .service import Service
 from .texts import error_text
@@ -212,9 +212,8 @@ class TracedExecution(Execution):
         self._spans.called()
         super()._count_call()
 
-    def _refuse(self, index: int, error: BaseException) -> ResponseData:
-        self._spans.fail_one(index, error)
-        return super()._refuse(index, error)
+    def _make_answers(self) -> Answers:
+        return Answers(self._service, self._count, self._access, self._spans.fail_one)
 
     def _fail(self, error: BaseException) -> None:
         self._spans.fail(error)

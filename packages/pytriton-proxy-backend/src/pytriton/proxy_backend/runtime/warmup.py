@@ -11,7 +11,7 @@ from pytriton.proxy.types import Request
 from ..model import ModelSpec
 from ..wire.batch import Batch
 from ..wire.record import Record
-from ..wire.response import ResponseData
+from .answers import Answers
 from .execution import Execution
 from .service import Service
 from .statistics import Counters
@@ -96,9 +96,13 @@ class _WarmUp(Execution):
     def _count_call(self) -> None:
         """Do not count."""
 
-    def _refuse(self, index: int, error: BaseException) -> ResponseData:
-        raise error
+    def _make_answers(self) -> Answers:
+        return Answers(self._service, self._count, None, _raise)
 
     def _fail(self, error: BaseException) -> None:
         self._drop()
         raise error
+
+
+def _raise(_index: int, error: BaseException) -> None:
+    raise error
