@@ -94,7 +94,7 @@ class Tables:
         known: dict[str, list[ModelState]] = {}
         for state in self.index or ():
             known.setdefault(state.name, []).append(state)
-        # A model that came with the call that loaded it is in no list of the repository.
+        # A model that a client loaded together with its files is in no list of the repository.
         listed = set(known)
         for item in self.statistics or ():
             name = str(item["name"])
@@ -111,11 +111,7 @@ class Tables:
 
 
 def known_models(control: Control) -> dict[str, list[ModelState]]:
-    """Return the versions of each model that the server tells of.
-
-    Raises:
-        ControlError: The server does not answer, or lets nobody see its models.
-    """
+    """Return the versions of each model that the server tells of."""
     tables = read_tables(control)
     if tables.denial:
         raise tables.denial
@@ -123,15 +119,7 @@ def known_models(control: Control) -> dict[str, list[ModelState]]:
 
 
 def list_models(control: Control, names: Collection[str] = ()) -> list[ListedModel]:
-    """Return the models of a server.
-
-    Args:
-        control: The calls to the server.
-        names: Those that are wanted; none are all, which a server may tell only with its access token.
-
-    Raises:
-        ControlError: The server does not answer, lets nobody see its models, or lacks one of `names`.
-    """
+    """Return the models of a server."""
     tables = read_tables(control)
     if not names and tables.denial:
         raise tables.denial
@@ -166,17 +154,13 @@ def models_as_text(models: Sequence[ListedModel]) -> str:
 
 
 def read_tables(control: Control) -> Tables:
-    """Return what a server tells of all its models.
-
-    Raises:
-        ControlError: The server does not answer.
-    """
+    """Return what a server tells of all its models."""
     index, denial = _try(control.index)
     if denial is not None and denial.reason is None:
-        raise denial  # nobody answered: there is no point in a second question
+        raise denial  # nobody answered, so a second question is useless
     statistics, _ = _try(control.all_statistics)
     tables = Tables(index, statistics, None if index is not None or statistics is not None else denial)
-    # In the list of the repository, what is loaded counts as ready.
+    # The list of the repository counts loaded models as ready.
     if tables.denial is None and not control.is_ready():
         checked = [_asked(control, state) for versions in tables.known().values() for state in versions]
         tables = replace(tables, index=checked)
@@ -211,7 +195,7 @@ def find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tu
         return parse_model_config(control.model_config(name), None), ""
     except ControlError as error:
         return None, error.reason or str(error)
-    except PyTritonClientError as error:  # such as a data type that numpy lacks
+    except PyTritonClientError as error:  # for example a data type that numpy lacks
         return None, str(error)
 
 

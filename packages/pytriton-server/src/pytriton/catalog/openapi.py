@@ -17,7 +17,7 @@ OPENAPI_VERSION = "3.1.0"
 
 Schema = dict[str, Any]
 
-# What JSON has no numbers of, to Triton.
+# Triton does not read or write these types as JSON.
 _NOT_IN_JSON = ("FP16", "BF16")
 _INPUT_KEYS = ("id", "parameters")
 _OUTPUT_KEYS = ("id", "model_name", "model_version")
@@ -48,9 +48,7 @@ _ERROR = {
 def describe_openapi(models: Iterable[ListedModel], server_url: str) -> dict[str, Any]:
     """Return the OpenAPI document of the models of a server.
 
-    Args:
-        models: The models. Those that are not loaded, or take no JSON, are told of without a path.
-        server_url: Where the server listens, such as `http://localhost:8000`.
+    Models that are not loaded, or take no JSON, are mentioned without a path.
     """
     tags: list[dict[str, str]] = []
     paths: dict[str, Any] = {}
@@ -132,7 +130,7 @@ def _generate(spec: ModelSpec) -> Schema:
     )
     of_request = "One sample. " if spec.batching else ""
     media_type, what = ("text/event-stream", "one a `data:` line") if spec.decoupled else ("application/json", "")
-    # An OpenAPI 3.1 document has no words for the events of a stream: the schema is that of each one.
+    # OpenAPI 3.1 cannot describe the events of a stream, so the schema describes each event.
     description = f"The outputs, {what}." if what else "The outputs."
     return {
         "summary": f"Call {spec.model_name} with values by name",
@@ -239,7 +237,7 @@ def _flat(tensor: TensorSpec, *, is_answer: bool) -> Schema:
     element = _ELEMENTS[tensor.datatype]
     if -1 in tensor.shape:
         elements = {"type": "array", "items": element}
-        # A list of one comes back as its element.
+        # In an answer, a list of one element is its element.
         return {"anyOf": [element, elements]} if is_answer else elements
     count = math.prod(tensor.shape)
     return element if count == 1 else {"type": "array", "items": element, "minItems": count, "maxItems": count}

@@ -16,13 +16,13 @@ from pytriton.client import ModelSpec, TensorSpec
 
 __all__ = ["asks_for_file", "describe_calls", "example_text", "python_type"]
 
-# More are not written by hand.
+# Nobody writes more values by hand.
 _MOST_EXAMPLES = 64
-# Arguments of the client's calls that are no inputs.
+# These arguments of the client's calls are not inputs.
 _RESERVED = ("self", "inputs", "parameters", "headers")
 
 
-# Names of inputs that are files, as a part of the whole name or behind an underscore.
+# Inputs with such a word in their names, at the end or before an underscore, are files.
 _FILES = re.compile(
     r"(^|_|\d)(audio|document|file|image|img|jpe?g|mp3|pdf|photo|picture|png|scan|sound|speech|video|wav|webp)s?(_|\d|$)",
     re.IGNORECASE,
@@ -62,14 +62,9 @@ def example_text(tensor: TensorSpec) -> str:
 def describe_calls(
     server_url: str, spec: ModelSpec, inputs: Mapping[str, Any], *, is_batch: bool, files: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return a call by the tool that makes it: `curl`, `Python` and `JavaScript`.
+    """Return a call as it is written for each tool: `curl`, `Python` and `JavaScript`.
 
-    Args:
-        server_url: The HTTP address of the server, such as `http://localhost:8000`.
-        spec: The model.
-        inputs: The inputs, as `parse_inputs` returns them.
-        is_batch: Whether they have the axis of the batch.
-        files: Those inputs whose values came from a file.
+    Inputs in `files` are read from a file.
     """
     if files:
         return _calls_with_files(server_url, spec, inputs, files, is_batch=is_batch)
@@ -138,7 +133,7 @@ def _described(
     shape = [1] * (spec.batching and not is_batch) + list(values.shape)
     described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
     if tensor.name == file:
-        # The length of the element stands before it, in four bytes.
+        # Four bytes with the length precede the element.
         return {**described, "parameters": {"binary_data_size": size + 4 if isinstance(size, int) else size}}
     return {**described, "data": values.ravel().tolist()}
 
@@ -149,7 +144,7 @@ def _json_call(spec: ModelSpec, inputs: Mapping[str, Any], *, is_batch: bool) ->
     shapes = {name: np.shape(_objects(value)) for name, value in inputs.items()}
     flat = {name: _objects(value).ravel().tolist() for name, value in inputs.items()}
     body: dict[str, Any]
-    # The server works shapes out from the model: where it has no choice, values by name are enough.
+    # The server derives shapes from the model, so values by name are enough if only one shape fits.
     is_plain = not is_batch and all(len(tensor.shape) <= 1 for tensor in tensors)
     if spec.decoupled or (is_plain and not generate_problem(spec)):
         problem = generate_problem(spec)

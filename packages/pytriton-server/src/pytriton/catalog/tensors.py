@@ -14,7 +14,7 @@ from pytriton.client.exceptions import PyTritonClientValueError
 
 __all__ = ["describe_inputs", "describe_signature", "parse_inputs", "result_as_json", "result_as_text"]
 
-# The most elements that are printed in full, as numpy has it.
+# Larger arrays are abbreviated, as numpy does.
 _MOST_SHOWN = 1000
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -39,17 +39,9 @@ def parse_inputs(
     is_batch: bool,
     files: Mapping[str, bytes] | None = None,
 ) -> dict[str, object]:
-    """Return the inputs of a call by the signature of the model; the client checks their types and shapes.
+    """Return the inputs of a call by the signature of the model: texts as written behind `NAME=`, and values of JSON.
 
-    Args:
-        spec: The model.
-        texts: Inputs as they were written behind `NAME=`.
-        values: Inputs that were written as JSON.
-        is_batch: Whether they have the axis of the batch.
-        files: The files that `@` may name in `texts`, by name; by default all of this machine.
-
-    Raises:
-        PyTritonClientValueError: An input is missing, unknown, or not a value of its type.
+    `files` are those that `@` may name, by default all of this machine. The client checks types and shapes.
     """
     _check_names(spec, {*texts, *values})
     inputs: dict[str, object] = {}
@@ -123,7 +115,7 @@ def _parse(text: str, tensor: TensorSpec, shape: tuple[int, ...], files: Mapping
     if len(numbers) == 1:
         return numbers[0]
     if len(shape) > 1 and shape.count(-1) <= 1:
-        # In the order of rows: there is one way to do that, or none, which the client tells.
+        # Elements are in the order of rows. If they do not fit the shape, the client says so.
         try:
             return np.array(numbers, object).reshape(shape).tolist()
         except ValueError:
@@ -144,7 +136,7 @@ def _parse_number(text: str, tensor: TensorSpec) -> bool | int | float:
 def _read(name: str, tensor: TensorSpec, files: Mapping[str, bytes] | None, *, is_text: bool) -> object:
     try:
         data = Path(name).read_bytes() if files is None else files[name]
-        read_array: Any = np.lib.format.read_array  # numpy 1 has no annotations for it
+        read_array: Any = np.lib.format.read_array  # numpy 1 has no type hints for it
         return data if is_text else read_array(io.BytesIO(data), allow_pickle=False)
     except OSError as error:
         _refuse(tensor, "a file", f"{name} ({error.strerror or error})")
@@ -174,7 +166,7 @@ def _output_as_text(name: str, value: Any, *, one_line: bool) -> str:
     else:
         shown = np.array2string(array, separator=", ", threshold=_MOST_SHOWN, prefix=f"{name}: ")
         shown = " ".join(shown.split()) if one_line else shown
-    # Of what is not shown in full, the size is of interest.
+    # If an array is abbreviated, its size is shown.
     size = f" (shape [{', '.join(map(str, array.shape))}])" if array.size > _MOST_SHOWN else ""
     return f"{name}{size}: {shown}"
 
@@ -185,7 +177,7 @@ def _texts(array: np.ndarray[Any, Any], *, one_line: bool) -> str:
         while isinstance(texts, list):
             (texts,) = texts
         line_by_line = texts if one_line or not isinstance(texts, str) else texts.replace("\n", "").replace("\t", "")
-        # What else is not printable could do things to the terminal.
+        # Characters that are not printable could control the terminal.
         if isinstance(line_by_line, str) and line_by_line.isprintable():
             return str(texts)
     plain = json.dumps(texts, ensure_ascii=False)

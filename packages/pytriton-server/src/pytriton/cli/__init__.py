@@ -15,7 +15,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that `sys.argv` names, and end the interpreter with its exit code."""
     if os.getpid() == 1:
-        # Not at the top: it brings numpy, which most commands have no use for.
+        # Imported late, because it imports numpy, which most commands do not need.
         from pytriton.proxy_backend.system.first_process import leave_first_process
 
         leave_first_process()
@@ -23,18 +23,18 @@ def main() -> None:
         if _is_for_hosts(sys.argv[1:]):
             from pytriton.proxy_backend.forkserver_main import early_forkserver
 
-            # Before anything is imported that no host needs.
+            # This comes before imports that no host needs.
             ended.enter_context(early_forkserver())
-        # Not at the top: whoever serves models has no use for it.
+        # Imported late, because a command that serves models does not need it.
         from pytriton.cli.app import run
 
         run()
 
 
 def _is_for_hosts(arguments: Sequence[str]) -> bool:
-    """Return whether a command line serves a repository with Python models; others are not to wait for a forkserver.
+    """Return whether a command line probably serves a repository with Python models, and so needs a forkserver.
 
-    It is not parsed yet, and need not be right: a model whose file has another name is served as well.
+    It need not be right: other models are served as well.
     """
     if arguments[:1] != ["serve-repository"] or any(each.endswith("stub") for each in arguments):
         return False

@@ -60,7 +60,7 @@ LogLevel = Annotated[
 ]
 LogFormat = Annotated[str, typer.Option(help="text, or json: an object for each record of the log, a line each.")]
 
-# By how often they are used; those of guests that are not named stand behind them.
+# The commands in the order of use; those of unknown guests come last.
 _ORDER = (
     "init", "serve", "infer", "models", "bench", "console", "openai", "check", "env", "worker", "serve-repository",
     "examples", "example-add-sub", "example-add-sub-script",
@@ -88,7 +88,7 @@ app = typer.Typer(
     name="pytriton",
     cls=_Commands,
     help="Serves models and calls them, checks an installation of pytriton, and attaches workers.",
-    # Plain text, which can be read in a narrow terminal as well.
+    # Plain text is readable in a narrow terminal, too.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -106,7 +106,7 @@ app.command("bench", no_args_is_help=True)(calls.bench)
 def run() -> None:
     """Run the command line, and end the interpreter."""
     signal.signal(signal.SIGTERM, _end)
-    # Under `python -m` the program would be called by the name of its file.
+    # With `python -m`, help would show the name of the file.
     app(prog_name="pytriton")
 
 
@@ -219,7 +219,7 @@ def serve(
         del options[name]
     from pytriton.cli.serve import serve as serve_target
 
-    # By its name: some versions of typer have an enumeration of their own.
+    # Compared by name, because some versions of typer have an enumeration of their own.
     sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in options}
     given = [name for name, source in sources.items() if source == "COMMANDLINE"]
     serve_target(target, options, guests=_guests, given=given)
@@ -231,7 +231,7 @@ def serve(
 )
 def worker(context: typer.Context) -> None:
     """Serve a model of a running server with a callable, until SIGINT or SIGTERM."""
-    # One command line for both programs, which `pytriton worker --help` shows.
+    # Both programs share one command line, which `pytriton worker --help` shows.
     from pytriton.proxy_backend.cli.app import run as run_command
 
     run_command(["worker", *(context.args or ["--help"])], program="pytriton")
@@ -298,7 +298,7 @@ def serve_repository(
         model_control_mode=model_control_mode,
         load_model=load_model or None,
         repository_poll_secs=repository_poll_secs,
-        # Triton itself would end without saying which model it was.
+        # Otherwise Triton would end without naming the model that failed.
         exit_on_error=None if exit_on_error else False,
     )
 
@@ -324,10 +324,10 @@ def init(
 
 
 def _environment(verbose: bool, _steps: Steps, folder: Path) -> None:
-    # What the parts need takes a second to import, which is too long for `--help`.
+    # The imports take a second, which is too long for `--help`.
     from pytriton.cli.checks.environment import describe_environment
 
-    # What is kept has all of it.
+    # The file has all details.
     (folder / "environment.txt").write_text(describe_environment(verbose=True), encoding="utf-8")
     typer.echo(describe_environment(verbose=verbose))
 
@@ -376,5 +376,5 @@ def _report(command: str, workspace: Path | None, zip_report: bool, *parts: Call
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # As an exception, so that servers are stopped and folders removed on the way out.
+    # An exception lets servers stop and removes folders on the way out.
     raise SystemExit(128 + number)

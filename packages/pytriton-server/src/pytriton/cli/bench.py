@@ -18,12 +18,12 @@ __all__ = ["Level", "as_json", "as_table", "draw_chart", "make_inputs", "measure
 
 _TITLES = ("CALLERS", "REQUESTS/S", "P50 MS", "P90 MS", "P99 MS", "ERRORS")
 _WIDTHS = tuple(max(len(title), 10) for title in _TITLES)
-# After an error, so that one who is refused at once does not call all the time.
+# A pause after an error, so that a caller who is refused does not call all the time.
 _AFTER_ERROR_S = 0.01
 _SEED = 1
 _CHART_COLUMNS = 60
 _CHART_ROWS = 12
-# A caller that needs more of one processor than this is what is measured, not the server.
+# A caller that uses more of a processor than this measures itself, not the server.
 _BUSY = 0.9
 
 Call = Callable[[], object]
@@ -58,12 +58,7 @@ class Level:
 
 
 def make_inputs(spec: ModelSpec, batch_size: int | None) -> dict[str, Any]:
-    """Return random inputs for a model, without those that may be left out.
-
-    Args:
-        spec: The model. Dimensions of any length have the length 1.
-        batch_size: Rows of the batch axis; None is one sample without it.
-    """
+    """Return random inputs for a model, without optional ones. Variable dimensions have the length 1."""
     generator = np.random.default_rng(_SEED)
     axis = () if batch_size is None else (batch_size,)
     made = {}
@@ -77,13 +72,9 @@ def make_inputs(spec: ModelSpec, batch_size: int | None) -> dict[str, Any]:
 def measure(
     connect: Callable[[], AbstractContextManager[Call]], callers: int, duration_s: float, level: Level | None = None
 ) -> Level:
-    """Call for a while, by so many threads at once, each with a connection of its own.
+    """Call from several threads at once, each with its own connection.
 
-    Args:
-        connect: Makes a connection, and what makes a request with it. What that raises of the client's is counted.
-        callers: How many threads.
-        duration_s: How long, in seconds.
-        level: Where to put what was measured, also where this is interrupted.
+    The results are written to `level`, even after an interrupt, and errors of the client are counted.
     """
     level = Level(callers) if level is None else level
     stop = threading.Event()
@@ -106,14 +97,14 @@ def measure(
 
         try:
             with connect() as call:
-                # The first one opens the connection, and is not counted unless it fails.
+                # The first request opens the connection; it counts only if it fails.
                 once()
                 latencies.clear()
                 ready.wait()
                 while not stop.is_set():
                     once()
         except threading.BrokenBarrierError:
-            pass  # interrupted before the beginning
+            pass  # interrupted before the start
         finally:
             with lock:
                 level.latencies_ms += latencies
@@ -132,10 +123,10 @@ def measure(
         stop.set()
         ready.abort()
         for thread in threads:
-            # Not one whose start was interrupted: it ends by itself.
+            # A thread whose start was interrupted ends by itself.
             if thread.is_alive():
                 thread.join()
-        # With the requests that were on their way.
+        # This includes the requests that were in flight.
         level.seconds = time.perf_counter() - began
         level.busy = (time.process_time() - used) / level.seconds
     return level
@@ -194,14 +185,10 @@ def as_json(levels: Sequence[Level], **facts: Any) -> str:
 
 
 def draw_chart(levels: Sequence[Level]) -> Iterator[str]:
-    """Yield the lines of a chart: requests in a second from left to right, milliseconds upwards.
-
-    Args:
-        levels: What was measured, each with one request at least.
-    """
+    """Yield the lines of a chart: requests in a second from left to right, milliseconds upwards."""
     points = [
         (level.rate, level.percentile_ms(percent) or 0.0, mark)
-        # The median last, where the two are at one place.
+        # The median is drawn last, on top if both are at one place.
         for percent, mark in ((99, "x"), (50, "o"))
         for level in levels
     ]

@@ -20,9 +20,10 @@ __all__ = ["bench", "infer", "models"]
 
 _TOKEN_ADVICE = "The server asks for its access token: --access-token, or the variable PYTRITON_ACCESS_TOKEN"
 _DEFAULT_URL = "localhost:8000"
-# How others begin: pages, and JSON in a form of their own. Triton's texts are taken out of its JSON by now.
+# Answers of other servers begin like this: pages, or JSON in another form. Triton's texts are already taken out of its
+# JSON.
 _NOT_OF_TRITON = ("<", "{", "[")
-# How Triton begins where a model, or a version of it, is not there or not loaded.
+# Triton says this if a model or a version does not exist or is not loaded.
 _UNKNOWN_TEXT = "unknown model"
 
 Url = Annotated[
@@ -57,7 +58,7 @@ def models(
 
     if as_json and openapi:
         raise typer.BadParameter("--json and --openapi exclude each other")
-    # What a protected server tells everybody is of single models.
+    # A protected server describes single models to everybody.
     advice = _TOKEN_ADVICE if names else f"{_TOKEN_ADVICE}. Or name a model, whose signature needs none"
     with _told(url, advice), contextlib.closing(_connect(url, access_token, ca_file)) as control:
         parsed = TritonUrl.from_url(url)
@@ -114,7 +115,7 @@ def infer(
             for response in opened.enter_context(contextlib.closing(responses)):
                 typer.echo(show(response))
         else:
-            # Nobody chose the type of a number on a command line.
+            # Numbers on a command line have no type, so they may be cast.
             call = client.with_options(casting="same_kind")
             result = call.infer_batch(*ordered, **named) if batch else call.infer_sample(*ordered, **named)
             typer.echo(show(result))
@@ -190,7 +191,7 @@ def _called(
     from pytriton.client import ModelClient
 
     with _told(url):
-        # Without a wait for the model: whoever calls it by hand wants to know at once that it is not there.
+        # It does not wait for the model: a user who calls by hand wants to know at once that it is missing.
         client = ModelClient(
             url,
             model,
@@ -346,7 +347,7 @@ def _told(url: str, token_advice: str = _TOKEN_ADVICE) -> Iterator[None]:
 
 
 def _fail(text: str) -> NoReturn:
-    # In one line, and without what could do things to the terminal: much of it is the server's.
+    # One line of printable characters, because most of the text comes from the server.
     line = " ".join(text.split())
     typer.echo(f"Error: {line if line.isprintable() else ascii(line)}", err=True)
     raise typer.Exit(1)

@@ -15,9 +15,9 @@ from pytriton.server.settings.config import TritonConfig
 
 __all__ = ["ConfigFile", "ConfigFileError", "read_config"]
 
-# Fields that are no plain values.
+# These fields are objects.
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
-# What the function says.
+# The function determines these fields.
 _OF_CODE = ("batching", "decoupled")
 _MOST_SHOWN = 80
 
@@ -48,11 +48,7 @@ class ConfigFile:
         return workers
 
     def configure(self, model: str, config: ModelConfig) -> ModelConfig:
-        """Return the configuration of a model with what the file says of it.
-
-        Raises:
-            ConfigFileError: A value breaks a rule.
-        """
+        """Return the configuration of a model with what the file says of it."""
         fields = {name: value for name, value in self.models.get(model, {}).items() if name != "workers"}
         key = f"models.{model}"
         if "max_batch_size" in fields and not config.batching:
@@ -67,7 +63,7 @@ class ConfigFile:
 
     def changed_beside_server(self, other: "ConfigFile") -> list[str]:
         """Return the keys of which another reading of the file says something else, but those about the server."""
-        # The address is that of the server.
+        # The address belongs to the server.
         options = sorted((self.options.keys() | other.options.keys()) - {"address"})
         models = sorted(self.models.keys() | other.models.keys())
         return [
@@ -76,26 +72,14 @@ class ConfigFile:
         ]
 
     def check_models(self, names: Collection[str]) -> None:
-        """Check that there is every model that the file speaks of.
-
-        Raises:
-            ConfigFileError: There is not.
-        """
+        """Check that there is every model that the file speaks of."""
         for name in self.models:
             if name not in names:
                 _refuse(self.path, f"models.{name}", f"one of the models {', '.join(names)}", name)
 
 
 def read_config(path: Path, options: Mapping[str, type | range]) -> ConfigFile:
-    """Read a file.
-
-    Args:
-        path: The file, TOML or YAML by its name.
-        options: Types of the options of the command that it may have, or the integers that one may be.
-
-    Raises:
-        ConfigFileError: It cannot be read, is no TOML or YAML, or has a key or a value that is not accepted.
-    """
+    """Read a file."""
     content = _read(path)
     tables = ("server", "models")
     fields = [field.name for field in dataclasses.fields(TritonConfig)]
@@ -142,7 +126,7 @@ def _parse_toml(_path: Path, text: str) -> Any:
         import tomllib
     else:
         import tomli as tomllib
-    # Its error is a ValueError, and says the line.
+    # Its error is a ValueError that names the line.
     return tomllib.loads(text)
 
 
@@ -154,7 +138,7 @@ def _parse_yaml(path: Path, text: str) -> Any:
             f"{path}: PyYAML, which reads YAML, is not installed: pip install 'pytriton-server[yaml]', or write TOML"
         ) from None
     try:
-        # Nothing in an empty file is nothing said.
+        # An empty file is read as None.
         return yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None

@@ -69,17 +69,7 @@ class ProjectError(Exception):
 
 
 def make_project(folder: Path) -> list[str]:
-    """Write the files of a new project.
-
-    Args:
-        folder: Where to; it is made if it is not there.
-
-    Returns:
-        Their names.
-
-    Raises:
-        ProjectError: One of them is there already, and none has been written; or the folder cannot be written to.
-    """
+    """Write the files of a new project, and return their names. If one of them exists, none is written."""
     name = folder.absolute().name or "app"
     version = importlib.metadata.version("pytriton-server")
     files = {

@@ -19,7 +19,7 @@ from pytriton.proxy_backend.system.threads import keep_on
 
 __all__ = ["ReloadError", "Reloader"]
 
-# How long files have to be left alone before they are read: programs write them in several steps.
+# Files must be unchanged for this long before they are read, because programs write them in several steps.
 _QUIET_MS = 100
 _LOOK_MS = 50
 _LOOK_FOR_STOP_MS = 500
@@ -38,12 +38,9 @@ class ReloadError(Exception):
 
 
 class Reloader:
-    """Watches the Python files of the folder that has what is served, and of those below it.
+    """Watches the Python files of the folder with the target, and of the folders below it.
 
-    It has to be made before the files are imported, so that it knows what they were like then.
-
-    Args:
-        target: What is served, see `load_served`.
+    It must be made before the files are imported, so that it knows their state at that time.
     """
 
     def __init__(self, target: str) -> None:
@@ -52,19 +49,15 @@ class Reloader:
         self._folder = folder_of(target)
         self._stamps = self._read_stamps()
         self._stop = threading.Event()
-        # Compiled files go by seconds and sizes, which a quick change leaves as they are.
+        # Python compares compiled files by seconds and sizes, which a quick change may leave the same.
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        # It would tell of every change, before what became of it is told.
+        # Its messages would come before the result of the reload.
         logging.getLogger("watchfiles").setLevel(logging.WARNING)
 
     @contextlib.contextmanager
     def watching(self, reload: Callable[[], str]) -> Iterator[None]:
-        """Call a function whenever files have changed, during the block.
-
-        Args:
-            reload: Reads them anew; returns what has changed. What it raises is logged.
-        """
+        """Call `reload` whenever files have changed, during the block. What it returns or raises is logged."""
         thread = threading.Thread(target=self._watch, args=(reload,), name="pytriton-reload", daemon=True)
         thread.start()
         where = "this folder" if self._folder == Path.cwd() else self._folder
@@ -76,11 +69,11 @@ class Reloader:
             thread.join(_STOP_S)
 
     def _watch(self, reload: Callable[[], str]) -> None:
-        # The system tells of changes at once, by way of that package; to look at all files again takes a moment.
+        # With the package, the system reports changes at once; without it, all files are read again.
         has_package = importlib.util.find_spec("watchfiles") is not None
         watch = self._watch_folder if has_package else self._look_at_folder
         while not self._stop.is_set():
-            # As where the system has no room for another watch, or the folder is being replaced: that may pass.
+            # The system may have no room for another watch, or somebody is replacing the folder: both may pass.
             if not keep_on(partial(watch, reload), f"Changes below {self._folder} cannot be seen"):
                 self._stop.wait(_PAUSE_S)
 
@@ -98,7 +91,7 @@ class Reloader:
             yield_on_timeout=True,
             raise_interrupt=False,
         ):
-            # Once without a change as well: files may have changed between their import and the beginning of the watch.
+            # The files are also compared once at the start, because they may have changed since their import.
             if changes or (not has_looked and self._read_stamps() != self._stamps):
                 self._reload(reload)
             has_looked = True
@@ -109,13 +102,13 @@ class Reloader:
             stamps = self._read_stamps()
             took_s = time.monotonic() - began
             if stamps != self._stamps:
-                # Until nobody writes any more.
+                # Wait until nobody writes any more.
                 while not self._stop.wait(_QUIET_MS / 1000) and (now := self._read_stamps()) != stamps:
                     stamps = now
                 self._stamps = stamps
                 if not self._stop.is_set():
                     self._reload(reload)
-            # A large folder is not to keep a processor busy.
+            # The pause grows with the folder, so that watching does not keep a processor busy.
             if self._stop.wait(max(_LOOK_PAUSE_S, _LEAST_REST * took_s)):
                 return
 
@@ -127,7 +120,7 @@ class Reloader:
             logger.error("%s. %s", self._failure, error)
             return
         except Exception:
-            # The thread has to see the next change.
+            # The thread goes on, to see the next change.
             logger.exception("%s.", self._failure)
             return
         seconds = time.monotonic() - began
@@ -136,10 +129,10 @@ class Reloader:
     def _read_stamps(self) -> dict[Path, tuple[int, int]]:
         stamps = {}
         for folder, folders, files in os.walk(self._folder):
-            # What is installed there, or is no code, is not looked at.
+            # Folders of installed packages, and those without code, are skipped.
             folders[:] = [name for name in folders if name not in _PASSED_OVER and not name.startswith(".")]
             for path in (Path(folder, name) for name in files if name.endswith(".py")):
-                # It may be gone already.
+                # The file may be gone already.
                 with contextlib.suppress(OSError):
                     found = path.stat()
                     stamps[path] = (found.st_mtime_ns, found.st_size)

@@ -23,14 +23,10 @@ _JOIN_S = 30.0
 
 @contextlib.contextmanager
 def replacing(replace: Callable[[], None]) -> Iterator[None]:
-    """Call a function for every SIGHUP during the block, in a thread; those that come meanwhile count as one.
+    """Call a function in a thread for every SIGHUP during the block; signals that come meanwhile count as one.
 
-    A SIGHUP that comes because the terminal has been closed ends the program instead, as SIGTERM does. In another
-    thread than the main one, where Python allows no handlers, or where somebody else handles the signal, nothing is
-    done.
-
-    Args:
-        replace: Puts another server in the place of the running one. What it raises is logged.
+    If the terminal was closed, SIGHUP ends the program as SIGTERM does. Outside of the main thread, or if another
+    handler is set, nothing is done.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
@@ -51,7 +47,7 @@ def replacing(replace: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Not the default, which would end a program that is about to end in order.
+        # The default action would end a program that is about to end anyway.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         asked.put(False)
         thread.join(_JOIN_S)
@@ -69,7 +65,7 @@ def _replace_when_asked(asked: "queue.SimpleQueue[bool]", replace: Callable[[], 
         except (ConfigFileError, PyTritonError, ProxyBackendError) as error:
             logger.error("The running server goes on, no other one took its place. %s", error)
         except Exception:
-            # The thread has to see the next signal.
+            # The thread goes on, to see the next signal.
             logger.exception("The running server goes on, no other one took its place.")
         else:
             logger.info("Another server has taken the place of the one before, in %.1f s.", time.monotonic() - began)

@@ -31,10 +31,10 @@ __all__ = ["serve"]
 
 logger = logging.getLogger(__name__)
 
-# What they tell at INFO of a start, the lines for a terminal tell in fewer words.
+# The lines for a terminal replace what these loggers write at INFO during a start.
 _TELL_OF_START = ("pytriton.tritonserver", "pytriton.proxy_backend", "pytriton.server", "pytriton.triton")
 _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
-# Options that a file may have, too; those of ports are fields of `TritonConfig`.
+# A file may have these options, too; ports are fields of `TritonConfig`.
 _IN_FILE = {
     "workers": int,
     "address": str,
@@ -51,15 +51,7 @@ _OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "a
 def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Guest]], given: Collection[str]) -> None:
     """Serve the models of a file or module until a signal ends it.
 
-    Args:
-        target: What to serve, see `load_served`.
-        options: Those of the command, by the names of its parameters.
-        guests: What may serve it in another way, or stand beside the server; `options` has theirs as well.
-        given: Names of those that somebody has given: they win over the file of `--config`.
-
-    Raises:
-        typer.BadParameter: An option is not acceptable.
-        typer.Exit: There is nothing to serve, the server could not be started, or ended by itself.
+    Options in `given` win over the file of `--config`.
     """
     began = time.monotonic()
     settings_now = _Settings(options, guests, given)
@@ -75,7 +67,7 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
         if any(guest.serve(target, partial(load_served, target), values) for guest in present):
             return
     settings.start_log()
-    # Until the server is served, which then ends in order, with exit code 0.
+    # This handler counts until `serve` begins, which ends in order, with exit code 0.
     end_on_sigterm()
     served = _Served(target, values["workers"], file)
     try:
@@ -87,16 +79,16 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
                 triton.check()
                 typer.echo("\n".join([*str(triton.describe()).splitlines(), *lines, f"{target} can be served."]))
                 return
-            # What a guest cannot use of models and settings is an error before anything is started.
+            # Guests check models and settings before anything is started.
             list(lines)
             beside = [guest.beside(triton, opened, address=settings.address) for guest in present]
             if reloader is not None:
                 beside.append(reloader.watching(lambda: served.reload(triton)))
-            # Not before `serve`, which from the first moment on that requests are answered ends in order.
+            # This begins inside `serve`, which ends in order from the moment that requests are answered.
             beside.append(replacing(lambda: served.replace(triton, settings_now.read)))
             beside.append(settings.leaving_token(triton))
             _be_brief(_TELL_OF_START, logging.WARNING)
-            # Which says what is served, and after how long, with what the user's own file has loaded.
+            # It reports what is served, and the time since the start, including the import of the user's file.
             triton.serve(beside=lambda: _entering(beside), since=began)
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
@@ -113,16 +105,12 @@ class _Settings:
             self._in_file |= guest.in_file
 
     def read(self) -> tuple[ConfigFile, dict[str, Any], ServerOptions]:
-        """Return the file, all options of the command, and those of the server.
-
-        Raises:
-            ConfigFileError: The file cannot be read, or is not understood.
-        """
+        """Return the file, all options of the command, and those of the server."""
         path: Path | None = self._options["config"]
         file = ConfigFile(Path()) if path is None else read_config(path, self._in_file)
         if file.options.get("workers", 0) < 0:
             raise ConfigFileError(f"{path}: workers: expected an integer of at least 0; got {file.options['workers']}")
-        # Typed on the command line, else in the file, else the default.
+        # The command line wins over the file, and the file over the default.
         values = {**self._options, **{name: each for name, each in file.options.items() if name not in self._given}}
         server = {name: value for name, value in file.server.items() if name not in self._given}
         if "address" in self._given:
@@ -141,15 +129,13 @@ class _Served:
         self._target = target
         self._workers = workers
         self._file = file
-        # What is served, by name: where it is, and the arguments of `bind`.
+        # The models by name: where they are defined, and the arguments of `bind`.
         self._models: dict[str, dict[str, Any]] = {}
 
     def make(self, settings: ServerOptions, given: Collection[str]) -> Triton:
         """Make the server with its models, without starting it.
 
-        Args:
-            settings: Its settings.
-            given: Options that are for none that has settings of its own.
+        A Triton with settings of its own takes none of the options in `given`.
         """
         found = load_served(self._target)
         if isinstance(found, Triton):
@@ -164,21 +150,15 @@ class _Served:
         return triton
 
     def replace(self, triton: Triton, read: Callable[[], tuple[ConfigFile, Mapping[str, Any], ServerOptions]]) -> None:
-        """Put another server in the place of the running one, with the settings of now and the models of before.
+        """Replace the running server by one with the current settings and the same models.
 
-        Args:
-            triton: What runs.
-            read: Reads the settings; not asked where the file has a Triton with settings of its own.
-
-        Raises:
-            ConfigFileError: The settings cannot be read, or are not for these models.
-            PyTritonError: The other server does not get ready: the running one goes on.
+        If that fails, the running server goes on.
         """
         if not self._models:
             triton.replace_server()
             return
         file, _, settings = read()
-        # What a start would refuse is no settings of a server that goes on.
+        # Settings that a start would refuse must not reach the running server.
         file.check_models(self._models)
         for name, model in self._models.items():
             file.configure(name, model["config"])
@@ -191,15 +171,7 @@ class _Served:
             )
 
     def reload(self, triton: Triton) -> str:
-        """Serve what the file defines now, in place of what it has defined before.
-
-        Returns:
-            What has changed.
-
-        Raises:
-            UserCodeError: The file fails; nothing has changed.
-            PyTritonError: A model cannot be served: it is as before.
-        """
+        """Serve what the file defines now, and return what has changed. After an error, models are as before."""
         found = load_served(self._target, again=True)
         if isinstance(found, Triton):
             raise ReloadError(f"{self._target} is a Triton with settings of its own: it is not reloaded")
@@ -225,7 +197,7 @@ class _Served:
             signature = get_model_signature(model)
             workers = self._file.workers(signature.name, self._workers)
             models[signature.name] = {
-                # By its place, since that is how the processes find an object, too.
+                # Given by its place, because worker processes find an object by that.
                 "infer_func": ProcessWorker(place, copies=workers) if workers else model,
                 "inputs": signature.inputs,
                 "outputs": signature.outputs,
@@ -236,12 +208,7 @@ class _Served:
 
 
 def _bind(bind: Callable[..., object], name: str, model: Mapping[str, Any]) -> None:
-    """Have a model served, whose class may fail when an object of it is made.
-
-    Raises:
-        UserCodeError: It does.
-        PyTritonError: The model cannot be served.
-    """
+    """Bind a model; if it is a class, making its object may fail in the user's code."""
     try:
         bind(name, **model)
     except (PyTritonError, ProxyBackendError, StopRequested):

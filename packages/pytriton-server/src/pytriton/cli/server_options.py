@@ -55,29 +55,17 @@ class ServerOptions:
     server: Mapping[str, Any] = field(default_factory=dict)
 
     def start_log(self) -> None:
-        """Write the log to standard error.
-
-        Raises:
-            typer.BadParameter: There is no such level or format.
-        """
+        """Write the log to standard error."""
         try:
             start_log(self.log_level and self.log_level.upper(), self.log_format)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         if self.access_log:
-            # Worker processes have it from here.
+            # Worker processes read this variable.
             os.environ[ACCESS_VARIABLE] = "1"
 
     def make_triton(self, **settings: Any) -> Triton:
-        """Make the server, without starting it.
-
-        Args:
-            **settings: Further fields of `TritonConfig`.
-
-        Raises:
-            typer.BadParameter: Two options exclude each other.
-            PyTritonValidationError: A setting is not acceptable.
-        """
+        """Make the server, without starting it; `settings` are further fields of `TritonConfig`."""
         if self.unprotected and self.access_token is not None:
             raise typer.BadParameter("--unprotected and --access-token exclude each other")
         restricted: list[str] | None = [] if self.unprotected else None
@@ -85,32 +73,21 @@ class ServerOptions:
         return Triton(config=self.make_config(**settings), security_config=security)
 
     def make_config(self, **settings: Any) -> TritonConfig:
-        """Return the settings of the server.
-
-        Args:
-            **settings: Further fields of `TritonConfig`.
-
-        Raises:
-            PyTritonValidationError: A setting is not acceptable.
-        """
+        """Return the settings of the server."""
         fields: dict[str, Any] = {f"{front}_address": self.address for front in ("http", "grpc", "metrics")}
         fields |= {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
         return TritonConfig(**{**fields, **self.server, **settings})
 
     @contextlib.contextmanager
     def leaving_token(self, triton: Triton) -> Iterator[None]:
-        """Leave the token of a server that runs where the other commands find it, and say so.
-
-        Args:
-            triton: The server.
-        """
+        """Leave the token of a running server for the other commands of this user, and print where."""
         token = triton.get_access_token()
         urls = [url for url in (triton.http_url, triton.grpc_url) if url]
         with contextlib.nullcontext() if token is None else leave_token(token, urls) as path:
             if path is not None:
                 line = f"The access token is in {path}, where this user's pytriton finds it: pytriton models {urls[0]}"
                 if is_terminal(sys.stdout):
-                    # Servers outlive the terminals that they were started in.
+                    # A server may outlive the terminal that it was started in.
                     with contextlib.suppress(OSError):
                         print(line, flush=True)
                 else:
@@ -119,14 +96,7 @@ class ServerOptions:
 
     @contextlib.contextmanager
     def exit_on_errors(self, *others: type[Exception]) -> Iterator[None]:
-        """Tell the errors of the block, and exit with code 1.
-
-        Args:
-            *others: Errors beside those of pytriton that are told by their text alone.
-
-        Raises:
-            typer.Exit: There was one.
-        """
+        """Print the errors of the block, and exit with code 1; of `others`, print the text alone."""
         told: tuple[type[Exception], ...] = (PyTritonError, ProxyBackendError, *others)
         try:
             yield

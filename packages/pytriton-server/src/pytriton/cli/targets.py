@@ -46,21 +46,11 @@ def folder_of(text: str) -> Path:
 
 
 def load_served(text: str, *, again: bool = False) -> "Triton | dict[str, Any]":
-    """Import what is to be served.
+    """Import what is to be served: `path/to/app.py` or `package.module`, with a colon and a name for one object alone.
 
-    Args:
-        text: `path/to/app.py` or `package.module`; with a colon and a name, that alone.
-        again: Whether it, and what else was imported from its folder, may have changed since it was imported. Where
-            that fails, those who import something later get what was there before.
-
-    Returns:
-        The `Triton` that was named, or made by the function that was named; else the models, by the targets under which
-        other processes find them. Without a name these are the functions and classes under `@model` that the module
-        defines itself, in its order.
-
-    Raises:
-        TargetError: There is no such file, module or name, or nothing to be served.
-        UserCodeError: It fails when it is imported or called.
+    Returns the `Triton` that is named, or that the named function makes; otherwise the models, by the targets under
+    which worker processes find them. Without a name, these are the functions and classes under `@model` that the module
+    itself defines. With `again`, modules from its folder are imported anew.
     """
     place, name = _split(text)
     if not place.endswith(".py") or not Path(place).exists():
@@ -69,18 +59,14 @@ def load_served(text: str, *, again: bool = False) -> "Triton | dict[str, Any]":
     if place.endswith(".py"):
         place = str(Path(place).absolute())
     if folder not in sys.path:
-        # As for `python app.py` and `python -m package.module`; worker processes get the paths of this one.
+        # `python app.py` and `python -m package.module` do the same; worker processes inherit these paths.
         sys.path.insert(0, folder)
     with _without_modules_of(folder) if again else contextlib.nullcontext():
         return _load(text, place, name)
 
 
 def _check_is_no_slip(text: str, place: str) -> None:
-    """Check that a place that is no file is not meant to be one.
-
-    Raises:
-        TargetError: It is a folder, or is nearly the name of a file.
-    """
+    """Raise an error if a name that is no file looks like a mistyped one."""
     path = Path(place)
     folder = path if path.is_dir() else path.parent
     files = sorted(each.name for each in folder.glob("*.py")) if folder.is_dir() else []
@@ -107,7 +93,7 @@ def _without_modules_of(folder: str) -> Iterator[None]:
     own = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # Not what is installed below it.
+        # Packages installed below the folder do not count.
         if file and name != "__main__" and file.startswith(f"{folder}{os.sep}") and "site-packages" not in file:
             own[name] = module
     for name in own:
@@ -149,11 +135,7 @@ def _load(text: str, place: str, name: str) -> "Triton | dict[str, Any]":
 
 
 def _check_names(models: dict[str, Any], text: str) -> None:
-    """Check that no two models have one name.
-
-    Raises:
-        TargetError: Two have.
-    """
+    """Check that no two models have one name."""
     places: dict[str, str] = {}
     for place, model in models.items():
         name = get_model_signature(model).name
@@ -202,12 +184,7 @@ def _call(function: Callable[[], Any], failure: str) -> Any:
 
 
 def user_code_error(failure: str, error: BaseException) -> UserCodeError:
-    """Return what is told of an error that the user's code has raised.
-
-    Args:
-        failure: What has failed.
-        error: What was raised.
-    """
+    """Return the text for an error that the user's code has raised."""
     return UserCodeError(f"{failure}:\n{_traceback_of(error)}")
 
 
@@ -221,7 +198,7 @@ def _traceback_of(error: BaseException) -> str:
         if frame.filename != importlib.__file__ and not frame.filename.startswith("<frozen importlib")
     ]
     if isinstance(error, PyTritonError):
-        # Its text says what is wrong, and the user's last line where.
+        # The text says what is wrong, and the last frame of the user where.
         frames = [frame for frame in frames if not frame.filename.startswith(ours)]
         told.__cause__ = told.__context__ = None
     else:

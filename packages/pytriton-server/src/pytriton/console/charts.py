@@ -22,11 +22,11 @@ MOST_LINES = 8
 History: TypeAlias = Sequence[tuple[float, Point | None]]
 Options: TypeAlias = dict[str, Any]
 
-# Seen as well on white as on black.
+# These colours are visible on white and on black.
 COLORS = ["#2f7ed8", "#e07b39", "#3aa76d", "#b05fc4", "#c9a227", "#d64550", "#4bb3c1", "#8a8f98"]
-# The least that a chart shows: of a single point ECharts would make two days.
+# A chart shows at least this long, because ECharts would stretch a single point over two days.
 _LEAST_MS = 60_000.0
-# More points than these are not told apart on a screen.
+# A screen cannot show more points.
 _MOST_POINTS = 400
 _TEXT, _LINES = "#8a8f98", "rgba(138,143,152,0.25)"
 
@@ -107,12 +107,12 @@ def _nothing(history: History) -> list[list[float | None]]:
 
 def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]], *, empty: str) -> Options:
     if not any(value for row in rows for value in row[1:]):
-        # Axes without a line look like a chart that is broken.
+        # Without a text, axes without a line look broken.
         said = {"text": empty, "left": "center", "top": "middle", "textStyle": {"color": _TEXT, "fontWeight": "normal"}}
         return {"title": said, "series": []}
-    # The names of the columns are ours: those of models could be anything.
+    # The columns have our own names, because names of models may contain anything.
     columns = ["time", *(f"line{number}" for number in range(len(names)))]
-    # In the order of time.
+    # The rows are in the order of time.
     span = {"min": min(rows[0][0] or 0.0, (rows[-1][0] or 0.0) - _LEAST_MS), "max": rows[-1][0]} if rows else {}
     axis = {"axisLabel": {"color": _TEXT, "hideOverlap": True}, "splitLine": {"lineStyle": {"color": _LINES}}}
     return {
@@ -129,7 +129,7 @@ def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]], *, em
                 "type": "line",
                 "name": name[:60],
                 "encode": {"x": "time", "y": column},
-                # Without it a point between two gaps is not seen.
+                # Otherwise a point between two gaps would be invisible.
                 "showSymbol": True,
                 "symbolSize": 3,
                 "lineStyle": {"width": 2},

@@ -125,12 +125,7 @@ class ConsoleGuest(Guest):
 
 @contextlib.contextmanager
 def _console_beside(triton: "Triton", port: int) -> Iterator[None]:
-    """Run a console for a server of this process, in a process of its own, until the block ends.
-
-    Args:
-        triton: The server, which runs.
-        port: Where the console listens, on loopback.
-    """
+    """Run a console for a server of this process, in another process and on loopback, until the block ends."""
     from logging.handlers import RotatingFileHandler
 
     from pytriton.proxy_backend.cli.logs import TEXT_FORMAT
@@ -146,7 +141,7 @@ def _console_beside(triton: "Triton", port: int) -> Iterator[None]:
         command += ["--grpc-url", triton.grpc_url] if triton.grpc_url else []
         logging.getLogger().addHandler(handler)
         try:
-            # It prints why it cannot listen; to start it again would not help.
+            # It prints why it cannot listen, and restarting would not help.
             with run_beside(triton, command, name="the console", restart=False):
                 yield
         finally:

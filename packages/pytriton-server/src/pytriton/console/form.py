@@ -22,15 +22,7 @@ _TOOLS = ("curl", "Python", "JavaScript")
 
 
 class Form:
-    """The form by which somebody tries a model, and the same call for other tools.
-
-    Args:
-        server_url: The HTTP address of the server.
-        caller: Makes the calls.
-        spec: The model.
-        where: What the form is put into.
-        calls: What the other calls are put into.
-    """
+    """The form by which somebody tries a model, and the same call for other tools."""
 
     def __init__(self, server_url: str, caller: Caller, spec: ModelSpec, where: ui.element, calls: ui.element) -> None:
         self._server_url = server_url
@@ -74,11 +66,7 @@ class Form:
         self._show_calls()
 
     def _inputs(self, *, for_show: bool = False) -> dict[str, object]:
-        """Return the inputs; `for_show` with nothing in the place of a file that is still to be chosen.
-
-        Raises:
-            PyTritonClientValueError: One is not a value of its type, or a file is missing.
-        """
+        """Return the inputs; `for_show` with nothing in the place of a file that is still to be chosen."""
         texts, values, files = {}, {}, {}
         for name, field in self._fields.items():
             if not field.is_given:
@@ -91,7 +79,7 @@ class Form:
             if field.file is not None or field.is_missing:
                 texts[name], files[name] = f"@{name}", field.file or b""
             elif field.is_text:
-                # As it stands: it may begin with anything.
+                # The text is used as it is: it may begin with any character.
                 values[name] = field.text
             else:
                 texts[name] = field.text
@@ -134,7 +122,7 @@ class Form:
         trial = self._trial
         if trial is None:
             return
-        is_done = trial.is_done  # first: what comes after it is asked for is shown the next time
+        is_done = trial.is_done  # read first: parts that come later are shown the next time
         answers = list(trial.answers)
         self._answer.set_text("\n".join(answers))
         self._answer.set_visibility(bool(answers))

@@ -30,10 +30,10 @@ _LOGIN = "/login"
 _MAX_FORM_BYTES = 4 << 10
 _SESSION_S = 12 * 3600.0
 _MOST_SESSIONS = 1000
-# A wrong password holds up the next try from the same place; that many may wait for it there.
+# After a wrong password, the same place has to wait this long; this many tries may wait.
 _WRONG_DELAY_S = 1.0
 _MOST_WAITING = 10
-# A network of IPv6 is one place: whoever has an address in it has them all.
+# An IPv6 network counts as one place, because its owner has all of its addresses.
 _IPV6_NETWORK_BITS = 64
 _SAFE_METHODS = ("GET", "HEAD")
 
@@ -47,7 +47,7 @@ _HEADERS = [
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # Not no-referrer, with which browsers send `Origin: null` from our own forms.
+    # With no-referrer, browsers would send `Origin: null` from our own forms.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -61,15 +61,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application before another one.
-
-    Args:
-        app: The application.
-        hosts: Names that the console may be called by, beside `localhost` and every IP address.
-        password: What has to be entered first; None lets everybody in who reaches the port.
-        cookie: The name of the cookie, of which there is one for each console of a host.
-        is_encrypted: Whether browsers reach the console over TLS alone.
-    """
+    """An ASGI application before another one."""
 
     def __init__(
         self, app: App, hosts: Iterable[str], password: str | None, *, cookie: str, is_encrypted: bool = False
@@ -80,7 +72,7 @@ class Guard:
         self._cookie = cookie
         self._secure = "; Secure" if is_encrypted else ""
         self._sessions: dict[bytes, float] = {}
-        # The places that try at this moment.
+        # The places that are trying a password now.
         self._tries: dict[str, _Tries] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,9 +101,9 @@ class Guard:
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return "the console is not known by this name; `--allowed-host` adds one"
         if origins:
-            # Of the scheme nothing is known behind a proxy that ends TLS; the rest has to be this very console.
+            # The scheme is unknown behind a proxy that ends TLS; host and port have to be those of this console.
             return "" if len(origins) == 1 and _authority(origins[0]) == _authority(f"//{hosts[0]}") else _OTHER_SITE
-        # Browsers always say where a websocket, or a form, comes from. What says nothing is no browser.
+        # Browsers always send the origin of a websocket or a form; a request without one does not come from a browser.
         if scope["type"] == "websocket" or scope["method"] not in _SAFE_METHODS:
             return _OTHER_SITE
         return ""
@@ -121,7 +113,7 @@ class Guard:
         if not name:
             return False
         try:
-            # Nobody can give an address a second name that browsers send as an address.
+            # Nobody can make a browser send another name as an IP address.
             ipaddress.ip_address(name)
         except ValueError:
             return name.rstrip(".") in self._hosts
@@ -151,7 +143,7 @@ class Guard:
         body = await _read_body(receive)
         fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
         given = fields.get("password", [""])[0]
-        # Who is logged in has nothing to guess, and waits for nobody.
+        # A user who is logged in cannot guess, and does not wait.
         is_right = self._compare(given) if self._is_known(scope) else await self._try(given, _place(scope))
         if is_right is None:
             await _answer(send, HTTPStatus.TOO_MANY_REQUESTS, _login_page("Too many try at the same time."))
@@ -169,7 +161,7 @@ class Guard:
             return None
         tries.waiting += 1
         try:
-            # One after the other: nobody guesses faster by guessing more at a time.
+            # One try at a time: parallel tries are no faster.
             async with tries.lock:
                 is_right = self._compare(given)
                 if not is_right:
@@ -244,7 +236,7 @@ def _authority(url: str) -> tuple[str, int | None]:
         return "", None
     if parts.username is not None or parts.path not in ("", "/"):
         return "", None
-    # Browsers leave out the port that their scheme has anyway.
+    # Browsers omit the default port of the scheme.
     return (parts.hostname or "").lower(), None if port in (80, 443) else port
 
 
@@ -284,7 +276,7 @@ def _with_headers(send: Send) -> Send:
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: HTTPStatus, reason: str) -> None:
     if scope["type"] == "websocket":
-        # Refused before it is accepted: the browser sees status 403.
+        # A refusal before the websocket is accepted gives the browser status 403.
         await receive()
         await send({"type": "websocket.close", "code": 1008})
         return

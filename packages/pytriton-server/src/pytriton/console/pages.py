@@ -38,7 +38,7 @@ __all__ = ["Console", "make_app"]
 TITLE = "pytriton console"
 
 _REFRESH_S = 0.5
-# What charts may show, in seconds; 0 is all that is known.
+# The lengths of time that a chart may show, in seconds; 0 shows everything.
 _SPANS = {300: "5 min", 3600: "1 h", 0: "all"}
 _LOAD_TIMEOUT_S = 600.0
 _FAVICON = (
@@ -47,7 +47,7 @@ _FAVICON = (
     "</svg>"
 )
 
-# A row of a table, in which a phone shows the names of the columns, too.
+# A row of a table. On a phone it repeats the names of the columns.
 _ROW = """
 <q-tr :props="props"><q-td v-for="col in props.cols" :key="col.name" :props="props" :data-label="col.label">
 <a v-if="col.name == 'name'" class="c-link" :href="props.row.href">{{ col.value }}</a>
@@ -61,15 +61,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Console:
-    """What the pages show.
-
-    Args:
-        server_url: The HTTP address of the server.
-        watcher: What looks at the server.
-        control: The calls that load and unload.
-        caller: The calls of models.
-        log: The log of the server, where it can be had.
-    """
+    """What the pages show."""
 
     server_url: str
     watcher: Watcher
@@ -83,7 +75,7 @@ def make_app(console: Console) -> FastAPI:
     made = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     looking = _Looking(console.watcher)
 
-    # Of the threads that FastAPI keeps for such functions.
+    # FastAPI runs it in a thread of its pool.
     @made.get("/openapi.json")
     def openapi() -> JSONResponse:
         view = console.watcher.view
@@ -117,7 +109,7 @@ class _Looking:
         self._woken = threading.Event()
         self._ending = threading.Event()
         self._once = threading.Lock()
-        # Until the next look; None is until somebody comes.
+        # Seconds until the next look; None waits until somebody opens a page.
         self._pause_s: float | None = watcher.interval_s
         self._thread = threading.Thread(target=self._run, name="pytriton-console-watch", daemon=True)
 
@@ -141,9 +133,9 @@ class _Looking:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            # In this order: who comes in between wakes it.
+            # In this order, a visitor who comes in between wakes the thread.
             self._woken.clear()
-            # A page that nobody renews would show what was.
+            # If this thread ended, pages would show old data.
             keep_on(self._look_if_wanted, "The console cannot look at the server")
             self._woken.wait(self._pause_s)
 
@@ -287,7 +279,7 @@ class _Overview(_Page):
             f"{attached} of {len(view.workers)}" if view.workers else "-",
         )
         busy = watcher.busiest(len(view.models))
-        # In an order that stays, and with it their colours.
+        # A fixed order, so that each name keeps its colour.
         names = sorted(busy[:MOST_LINES])
         lines = {name: watcher.points(name) for name in names} or {"all": history}
         self._charts(history, lines, others=len(busy) - len(names))
@@ -436,13 +428,7 @@ class _Charts:
         *,
         others: int = 0,
     ) -> None:
-        """Show points.
-
-        Args:
-            history: Those of all that the page is about.
-            by_model: Those of the models that are told apart.
-            others: How many models are not.
-        """
+        """Show points: those of everything, and those of single models; `others` models are left out."""
         self._last = lambda: self(history, by_model, others=others)
         span = float(self._span.value)
         part = lately(history, span)

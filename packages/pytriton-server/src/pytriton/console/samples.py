@@ -25,7 +25,7 @@ _COUNTERS = {
     "nv_inference_compute_infer_duration_us": "compute_us",
     "nv_inference_compute_output_duration_us": "compute_us",
 }
-# Triton's name of an error that the backend answered with, of which our own metrics know the kind.
+# Triton gives this reason for errors of the backend; our own metrics know more of them.
 _OF_BACKEND = "backend"
 _OK = "ok"
 
@@ -137,11 +137,7 @@ class Point:
 
 
 def read_metrics(page: str, time_s: float) -> Sample:
-    """Return the sample that a page of metrics holds.
-
-    Raises:
-        ValueError: The text is no page of metrics.
-    """
+    """Return the sample that a page of metrics holds."""
     sample = Sample(time_s, has_metrics=True)
     for family in text_string_to_metric_families(page):
         if not family.name.startswith(("nv_inference_", "pytriton_")):
@@ -179,15 +175,9 @@ def total(sample: Sample) -> ModelCounts:
 
 
 def since(before: ModelCounts, now: ModelCounts, seconds: float) -> Point | None:
-    """Return what happened between two samples of a model; None where the counters began anew.
-
-    Args:
-        before: The earlier sample.
-        now: The later one.
-        seconds: How far they are apart, more than 0.
-    """
+    """Return the difference of two samples of a model; None if its counters were reset."""
     succeeded, failed = now.succeeded - before.succeeded, now.failed - before.failed
-    # Where Triton's own front end serves gRPC, the guard counts HTTP alone.
+    # If Triton's own front end serves gRPC, the guard counts HTTP only.
     answered = max(sum(now.outcomes.values()) - sum(before.outcomes.values()), succeeded + failed)
     rows, batches = now.rows - before.rows, now.batches - before.batches
     if min(succeeded, failed, rows, batches) < 0:

@@ -56,17 +56,7 @@ class ConsoleOptions:
 
 
 def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
-    """Serve a console until SIGINT or SIGTERM.
-
-    Args:
-        options: How.
-        tell: Called with its address, once it listens.
-
-    Raises:
-        PyTritonClientError: An address of the server, or a certificate, cannot be used.
-        PyTritonBadParameterError: An option cannot be used.
-        OSError: The console cannot listen there.
-    """
+    """Serve a console until SIGINT or SIGTERM."""
     password = _checked_password(options)
     url = TritonUrl.from_url(options.url)
     if url.protocol != "http":
@@ -89,7 +79,7 @@ def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
             log_level=logging.WARNING,
             access_log=False,
             server_header=False,
-            # Whoever stands before it may write those headers.
+            # A caller could write those headers if no proxy is in front.
             proxy_headers=False,
             timeout_graceful_shutdown=_END_S,
         )
@@ -100,7 +90,7 @@ def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
         def end(_number: int, _frame: FrameType | None) -> None:
             server.should_exit = True
 
-        # Those of uvicorn stand in their place while it runs; afterwards it raises once more what came.
+        # uvicorn replaces the handlers while it runs, and afterwards raises the signal again.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
         server.run(sockets=[listener])

@@ -31,14 +31,7 @@ _MAX_RESPONSE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Caller:
-    """Makes calls of the models of one server.
-
-    Args:
-        url: The HTTP address.
-        stream_url: Where streams are asked for, such as a gRPC address.
-        access_token: The token of the server.
-        tls: Certificates, where a connection is encrypted.
-    """
+    """Makes calls of the models of one server."""
 
     url: str
     stream_url: str
@@ -128,7 +121,8 @@ class Trial:
             self.is_done = True
 
     def _call(self, client: ModelClient) -> None:
-        # Nobody chose the type of a number in a form. By position where that can be: an input may have any name.
+        # Numbers in a form have no type, so they may be cast. Inputs go by position if possible, because their names
+        # may be any.
         call = client.with_options(casting="same_kind", timeout_s=TIMEOUT_S)
         ordered: tuple[Any, ...] = ()
         named = self._inputs

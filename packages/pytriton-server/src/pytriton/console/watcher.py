@@ -38,19 +38,19 @@ LEAST_POINTS = 300
 MOST_MODELS = 1000
 """More models than these are told of by their number."""
 
-# Of all models together: a point has some hundred bytes.
+# The limit for all models together; a point takes some hundred bytes.
 _ALL_POINTS = 200_000
 _LATELY_S = 60.0
 _SPEC_AGE_S = 30.0
 _STALE_A_POLL = 4
-# Two samples that are further apart have nobody looking between them: there is no point in their mean.
+# If samples are further apart than this many intervals, nobody looked in between, and a mean says nothing.
 _MOST_APART = 5
 _METRICS_TIMEOUT_S = 5.0
 _METRICS_BYTES = 32 << 20
 _LOG_BYTES = 128 << 10
 _LOG_LINES = 300
 
-# What decoding the answers of a server that lies, or is no Triton, raises.
+# Decoding the answers of a lying or foreign server raises these.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Points: TypeAlias = "deque[tuple[float, Point | None]]"
@@ -86,24 +86,13 @@ class View:
 
 @dataclass(frozen=True)
 class MetricsSource:
-    """A page of metrics in Prometheus' text form.
-
-    Args:
-        url: Its address.
-        tls: What a certificate has to fulfil, for https.
-    """
+    """A page of metrics in Prometheus' text form."""
 
     url: str
     tls: ssl.SSLContext | None = None
 
     def read(self) -> str:
-        """Return the page.
-
-        Raises:
-            OSError: It cannot be had.
-            http.client.HTTPException: What answers speaks no HTTP.
-            ValueError: The address is none, or the page no text.
-        """
+        """Return the page."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         connection = (
@@ -141,7 +130,7 @@ class LogFile:
                 text = file.read(_LOG_BYTES).decode("utf-8", "replace")
         except OSError as error:
             return [f"{self.path}: {error.strerror or error}"]
-        # The first one may have begun before.
+        # The first line may be cut.
         return text.splitlines()[1 if size > _LOG_BYTES else 0 :][-_LOG_LINES:]
 
 
@@ -157,13 +146,7 @@ class _Known:
 
 @dataclass
 class Watcher:
-    """Looks at a server when `poll` is called, from one thread at a time. The rest may be read from any.
-
-    Args:
-        control: The calls to the server.
-        metrics: Its page of metrics.
-        interval_s: How often `poll` is called.
-    """
+    """Looks at a server when `poll` is called, by one thread at a time. Any thread may read the results."""
 
     control: Control
     metrics: MetricsSource
@@ -193,7 +176,7 @@ class Watcher:
             self._began = None
         if view.state == "NO ANSWER":
             self._last = None
-            # What was there before is of interest, now that it is gone.
+            # When the server is gone, the page shows what was there before.
             view = replace(self.view, serial=serial, state=view.state, problem=view.problem, notes=())
         self.view = view
         return view
@@ -311,7 +294,7 @@ class Watcher:
             for name, counts in {"": total(sample), **dict(list(sample.models.items())[:MOST_MODELS])}.items():
                 points = self._points.setdefault(name, deque(maxlen=most if name else MOST_POINTS))
                 if is_gap or last is None:
-                    # So that a line does not run through the time when nobody looked.
+                    # Otherwise a line would cross the time in which nobody looked.
                     if points:
                         points.append((time_ms, None))
                     continue

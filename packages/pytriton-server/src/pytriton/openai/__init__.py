@@ -13,7 +13,7 @@ __all__ = ["application"]
 
 
 def __getattr__(name: str) -> Any:
-    # The command line looks at `command`, also where the extra is not installed.
+    # The command line imports `command` even if the extra is not installed.
     if name in __all__:
         from pytriton.openai import _application
 

@@ -84,7 +84,7 @@ def application(
     if isinstance(server, str):
         url = server
     else:
-        # Over gRPC the server learns at once that a caller has left, over HTTP with the next part of the answer.
+        # Over gRPC, the server learns at once that a caller has left; over HTTP, with the next part.
         found = server.grpc_url or server.http_url if server.is_connected() else None
         if found is None:
             raise PyTritonBadParameterError(
@@ -123,17 +123,17 @@ def _add_errors(app: FastAPI) -> None:
             paths = ", ".join(dict.fromkeys(["/v1/models", *(path for paths in ENDPOINTS.values() for path in paths)]))
             text = f"There is no {request.url.path} here. There are {paths} and /health."
         elif error.status_code == 400:
-            # FastAPI's word for a body that Python's reader of JSON gave up: not UTF-8, or nested too deep.
+            # FastAPI says this of a body that Python's JSON parser refused: not UTF-8, or nested too deep.
             problem = OpenAIError(400, f"Expected a body of JSON in UTF-8; {error.__cause__}.", code="invalid_json")
             return await told(request, problem)
         told_on = OpenAIError(error.status_code, text)
-        # Such as `Allow` of 405.
+        # For example, `Allow` with status 405.
         told_on.headers |= error.headers or {}
         return await told(request, told_on)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        # The traceback is in the log of the ASGI server.
+        # The ASGI server logs the traceback.
         return await told(request, OpenAIError(500, f"{type(error).__name__}: {error}", code="internal_error"))
 
 
@@ -167,7 +167,7 @@ def _model(name: str, link: Link) -> dict[str, Any]:
         "object": "model",
         "created": link.created,
         "owned_by": _OWNER,
-        # What an alias stands for.
+        # The model behind an alias.
         "root": link.model.spec.model_name,
         "max_model_len": link.model.most_tokens,
     }

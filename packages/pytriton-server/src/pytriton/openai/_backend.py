@@ -23,7 +23,7 @@ from pytriton.server.control.http import ControlError
 
 __all__ = ["Asked", "Backend", "Link"]
 
-# How old may be what is known of a model. Asking before every request would cost as much as a small model does.
+# What is known of a model may be this old. Asking before every request would cost as much as a small model.
 _FRESH_S = 1.0
 _DENIED = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -82,16 +82,7 @@ class Asked:
 class Backend:
     """The models of a tritonserver, for callers of the OpenAI API.
 
-    Args:
-        url: The server.
-        names: The models that may be asked; None are all that fit.
-        aliases: Further names of models, with the models.
-        access_token: The token of the server.
-        tls: Certificates, for an encrypted address.
-        timeout_s: How long an answer may take, and each part of a stream.
-
-    Raises:
-        PyTritonClientError: The address or the certificates cannot be used.
+    `timeout_s` limits an answer, and each part of a stream.
     """
 
     def __init__(
@@ -119,24 +110,20 @@ class Backend:
         return await asyncio.to_thread(self._control.is_ready)
 
     async def find(self, name: str) -> Link:
-        """Return a model that can be asked.
-
-        Raises:
-            OpenAIError: There is none of the name, it is not ready, or not for these endpoints.
-        """
+        """Return a model that can be asked."""
         name = self._aliases.get(name, name)
         link = self._links.get(name)
         if link is not None and time.monotonic() - link.checked < _FRESH_S:
             return link
         if link is not None:
-            # Whoever comes meanwhile takes what is known.
+            # Requests that come meanwhile use what is known.
             link.checked = time.monotonic()
         try:
             model = await self._read(name)
         except OpenAIError:
             await self._drop(name)
             raise
-        # Another request may have been here first.
+        # Another request may have done it already.
         link = self._links.get(name)
         if link is None or link.model != model:
             await self._drop(name)
@@ -145,11 +132,7 @@ class Backend:
         return link
 
     async def find_all(self) -> dict[str, Link]:
-        """Return the models that can be asked now, by all of their names.
-
-        Raises:
-            OpenAIError: The server does not answer, or tells nobody of its models.
-        """
+        """Return the models that can be asked now, by all of their names."""
         if self._names is not None:
             names = sorted(self._names)
         else:
@@ -166,7 +149,7 @@ class Backend:
             try:
                 links[name] = await self.find(name)
             except OpenAIError as error:
-                # One that is not ready, or has gone meanwhile, is not listed.
+                # A model that is not ready, or gone, is not listed.
                 if error.status == 503 and error.param is None:
                     raise
         return links
@@ -174,15 +157,9 @@ class Backend:
     async def ask(
         self, link: Link, inputs: Mapping[str, npt.NDArray[Any]], asked: Asked
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield the answers of a model: one, or as many as a decoupled one gives. Closing it cancels the request.
+        """Yield the answers of a model: one, or any number of a decoupled model.
 
-        Args:
-            link: The model.
-            inputs: Of one sample.
-            asked: The rest of the request.
-
-        Raises:
-            OpenAIError: The model cannot be asked, or fails.
+        Closing the iterator cancels the request.
         """
         name = link.model.spec.model_name
         try:
@@ -201,16 +178,7 @@ class Backend:
             raise from_client_error(error, name) from error
 
     async def ask_batch(self, link: Link, texts: Sequence[Sequence[bytes]], asked: Asked) -> list[Mapping[str, Any]]:
-        """Return the answer of a model for each sample; as many as it takes at once travel together.
-
-        Args:
-            link: The model.
-            texts: Of each sample, a text for each input that is not optional.
-            asked: The rest of the request.
-
-        Raises:
-            OpenAIError: The model cannot be asked, or fails.
-        """
+        """Return the answer of a model for each sample; as many as it takes at once travel together."""
         model = link.model
         most = model.spec.max_batch_size if model.spec.batching else 1
 
@@ -263,16 +231,12 @@ class Backend:
         return Link(model, client)
 
     async def _read(self, name: str) -> ServedModel:
-        """Ask the server what a model is.
-
-        Raises:
-            OpenAIError: There is none of the name, it is not ready, or not for these endpoints.
-        """
+        """Ask the server what a model is."""
         if not name.isprintable() or not name or (self._names is not None and name not in self._names):
             raise _unknown(name)
         try:
             config = await asyncio.to_thread(self._control.model_config, name)
-            # A tokenizer is a file, which is read once.
+            # Reading a tokenizer's file takes time, so a thread does it.
             return await asyncio.to_thread(read_model, config)
         except ControlError as error:
             if error.reason is None:
@@ -298,7 +262,7 @@ class Backend:
         try:
             return name in known_models(self._control)
         except ControlError:
-            # Only those with its token are told; it says of a model that it never had that it is not found.
+            # Triton reveals models only to callers with a token; of unknown models it says that they are not found.
             return "is not found" not in reason
 
 

@@ -35,11 +35,7 @@ class Chat:
 
 
 def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
-    """Return what a model gets for a request.
-
-    Raises:
-        OpenAIError: The request asks for what the model does not have.
-    """
+    """Return what a model gets for a request."""
     told = read_messages(body.messages, model)
     given: dict[str, Any] = {"messages": body.messages}
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
@@ -75,11 +71,7 @@ def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
 
 
 def render_prompt(body: TokenizeRequest, model: ServedModel) -> str:
-    """Return the text that a model gets for messages.
-
-    Raises:
-        OpenAIError: They are none that the model takes.
-    """
+    """Return the text that a model gets for messages."""
     told = read_messages(body.messages or [], model)
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     variables["add_generation_prompt"] = body.add_generation_prompt
@@ -115,7 +107,7 @@ def _read_tools(body: ChatRequest, model: ServedModel) -> list[dict[str, Any]]:
         known = 'none, auto, required, or {"type": "function", "function": {"name": ...}}'
         raise _invalid("tool_choice", known, choice)
     if "tool_choice" not in model.options:
-        # A caller who must have a call would take any answer for one.
+        # A caller who requires a call would take any answer for one.
         raise unsupported("tool_choice", body.model, model.options, "It would have an optional input 'tool_choice'. ")
     return body.tools
 

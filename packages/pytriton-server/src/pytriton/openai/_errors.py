@@ -17,21 +17,17 @@ from pytriton.client.exceptions import (
 __all__ = ["OpenAIError", "from_client_error", "from_validation", "model_failed"]
 
 _UNAVAILABLE = ("503", "UNAVAILABLE")
-# What Triton finds wrong with inputs.
+# Triton answers with these if inputs are wrong.
 _INVALID = ("400", "INVALID_ARGUMENT")
-# It has the same status for a model that it does not serve any more: whoever asks once more is told what is.
+# Triton has the same status for a model that is gone; a second request gets the right error.
 _GONE_TEXT = "Request for unknown model"
 
 
 class OpenAIError(Exception):
-    """An answer that tells of an error.
+    """An answer with an error.
 
-    Args:
-        status: The status of HTTP.
-        message: What was expected, what came, what to do.
-        param: The field of the request that is meant.
-        code: What programs tell it by.
-        retry: Whether the official clients shall ask again by themselves; None leaves that to them.
+    `message` says what was expected, what came and what to do; `retry` tells official clients whether to try again, and
+    None leaves that to them.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class OpenAIError(Exception):
         """The JSON of the answer, or of an event in a stream."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        # Names of fields that a caller has sent may be no text that can be sent back.
+        # Names of fields that a caller sent may be no valid text.
         shown = {
             name: None if value is None else value.encode("utf-8", "backslashreplace").decode()
             for name, value in fields.items()
@@ -58,12 +54,7 @@ class OpenAIError(Exception):
 
 
 def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
-    """Return the answer for an inference that failed.
-
-    Args:
-        error: What the client raised.
-        model: The model that was asked.
-    """
+    """Return the answer for an inference that failed."""
     if isinstance(error, PyTritonClientValueError):
         return OpenAIError(400, error.message, code="invalid_value")
     if isinstance(error, PyTritonClientTimeoutError):
@@ -82,16 +73,12 @@ def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
 
 def model_failed(model: str, text: str) -> OpenAIError:
     """Return the answer where a model has not done what it is for."""
-    # Whoever asks once more gets the same.
+    # Another try would fail in the same way.
     return OpenAIError(500, f"Model {model!r} failed: {text}", code="model_error", retry=False)
 
 
 def from_validation(problems: Sequence[Mapping[str, Any]]) -> OpenAIError:
-    """Return the answer for a body that is not as its type says.
-
-    Args:
-        problems: What pydantic found.
-    """
+    """Return the answer for a body that is not as its type says."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return OpenAIError(400, f"Expected a body of JSON: {first['ctx']['error']}.", code="invalid_json")

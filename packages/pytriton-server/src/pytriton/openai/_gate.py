@@ -26,13 +26,7 @@ CALLER_GONE = 499
 
 
 class Gate:
-    """An ASGI application that lets requests pass.
-
-    Args:
-        app: Where to.
-        api_key: What callers have to send as a bearer token; None lets everybody pass.
-        max_body_bytes: The largest body that is taken.
-    """
+    """An ASGI application that lets requests pass."""
 
     def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
         self._app = app
@@ -93,15 +87,7 @@ class Gate:
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of some work, which is cancelled where its caller leaves before.
-
-    Args:
-        receive: That of the request, whose body has been read.
-        work: A coroutine.
-
-    Returns:
-        Its result; None where the caller has left.
-    """
+    """Return the result of some work, or None if the caller leaves first, which cancels the work."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(receive))
     try:
@@ -119,17 +105,12 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """An answer of server-sent events, which ends with its caller.
-
-    Args:
-        first: The first events.
-        events: An asynchronous generator of the others, as they are sent; it is closed in any case.
-    """
+    """An answer of server-sent events, which ends with its caller and closes its events."""
 
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        # A proxy is not to collect them.
+        # Proxies must not buffer the events.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
@@ -151,9 +132,5 @@ class EventStream(Response):
 
 
 def encoded_events(data: Sequence[str]) -> bytes:
-    """Return events as they are sent.
-
-    Args:
-        data: That of each event.
-    """
+    """Return events as they are sent."""
     return "".join([f"data: {each}\n\n" for each in data]).encode()

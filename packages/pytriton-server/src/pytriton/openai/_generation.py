@@ -25,7 +25,7 @@ __all__ = ["CHAT", "COMPLETION", "Generation", "Wishes", "joined"]
 
 _DONE = "[DONE]"
 _BEGIN = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-# Stands for a text; no name of a model holds it.
+# Stands for a text; no model name contains it.
 _MARK = "\0"
 
 
@@ -114,20 +114,7 @@ class Wishes:
 
 
 class Generation:
-    """The choices of one request: `n` for each prompt.
-
-    Args:
-        form: How they are written.
-        backend: Who is asked.
-        link: The model.
-        body: The request.
-        prompts: The prompts.
-        asked: What goes to the model beside them.
-        wishes: What else the request wants of the answer.
-
-    Raises:
-        OpenAIError: The request cannot be answered.
-    """
+    """The choices of one request: `n` for each prompt."""
 
     def __init__(
         self,
@@ -161,16 +148,12 @@ class Generation:
             "created": int(time.time()),
             "model": body.model,
         }
-        # A template writes special tokens itself.
+        # A template adds special tokens itself.
         self.usage = Usage(self._prompts, self._each, link.model.tokenizer, special=form is COMPLETION)
         self._around: dict[int, tuple[str, str]] = {}
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer, when all of it is there.
-
-        Raises:
-            OpenAIError: The model fails.
-        """
+        """Return the answer, when all of it is there."""
         told: list[list[Part]] = [[] for _ in self._prompts]
         async with aclosing(self.parts()) as parts:
             async for number, part in parts:
@@ -182,11 +165,7 @@ class Generation:
         return {**self._head, "object": self._form.whole, "choices": choices, "usage": await self.usage.total()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events, as they are sent; those of parts that are there at the same time together.
-
-        Raises:
-            OpenAIError: The model fails before the first one; later it is an event.
-        """
+        """Yield the events, as they are sent; those of parts that are there at the same time together."""
         begun: set[int] = set()
         said = [Part()] * len(self._prompts)
         if self._tells_usage_always:
@@ -196,7 +175,7 @@ class Generation:
                 async for number, group in groups:
                     events = []
                     if self._wishes.check is not None:
-                        # Kept only where it is to be checked.
+                        # Kept only if the text has to be checked.
                         said[number] = joined([said[number], *group])
                     for part in group:
                         self.usage.add(number, part.counts, part.said)
@@ -222,7 +201,7 @@ class Generation:
         except OpenAIError as error:
             if not begun:
                 raise
-            # Without the end that a whole answer has.
+            # An error ends the stream, without the event that ends a whole answer.
             yield encoded_events([json.dumps(error.body)])
             return
         ends = [self._event([], usage=await self.usage.total())] if self._tells_usage else []
@@ -234,11 +213,7 @@ class Generation:
         return self._link.model.tokenizer
 
     async def parts(self) -> AsyncGenerator[tuple[int, Part], None]:
-        """Ask the model, and yield what it says as it comes, each part with the number of its choice.
-
-        Raises:
-            OpenAIError: It cannot be asked, or fails.
-        """
+        """Ask the model, and yield each part as it comes, with the number of its choice."""
         async with aclosing(self._groups()) as groups:
             async for number, group in groups:
                 for part in group:
@@ -250,18 +225,14 @@ class Generation:
         return merged([self._source(number, prompt) for number, prompt in enumerate(self._prompts)])
 
     def check(self, whole: Part) -> None:
-        """Check a whole text, where it is to be of a form.
-
-        Raises:
-            OpenAIError: It is not.
-        """
-        # What was cut short is not whole, and a call or a refusal stands in place of the answer.
+        """Check a whole text, where it is to be of a form."""
+        # A text that was cut is not checked, nor is one with a call or a refusal in place of an answer.
         if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
             self._wishes.check.check(whole.text, self._link.model.spec.model_name)
 
     def _source(self, number: int, prompt: bytes) -> AsyncGenerator[list[Part], None]:
         model = self._link.model
-        # Not `np.full`, which takes away what is zero at the end of bytes.
+        # `np.full` would drop zeros at the end of bytes.
         text = np.array([prompt], object).reshape((1,) * len(model.prompt.shape))
         asked = self._asked if len(self._prompts) == 1 else self._variant(number % self._each)
         answers = self._backend.ask(self._link, {model.prompt.name: text}, asked)
@@ -284,7 +255,7 @@ class Generation:
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         usage: dict[str, Any] = {}
         if self._tells_usage:
-            # Readers of a stream that asked for counts are told in every event, if only that they are not there yet.
+            # If a caller asked for counts, every event has the field, even if the counts are not known yet.
             usage = {"usage": self.usage.of(choices[0]["index"]) if choices and self._tells_usage_always else None}
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
 

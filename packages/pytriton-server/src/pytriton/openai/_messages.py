@@ -19,7 +19,7 @@ IMAGES, AUDIO = "images", "audio"
 """The optional inputs that take what messages hold beside text: a list of files."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# What a message may say beside its content, and a template may leave out.
+# Messages may have these fields, which a template may ignore.
 _BESIDE_CONTENT = ("tool_calls", "function_call", "audio")
 _TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 
@@ -38,15 +38,7 @@ class Conversation:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], model: ServedModel) -> Conversation:
-    """Check the messages of a request.
-
-    Args:
-        messages: They.
-        model: Who is to get them.
-
-    Raises:
-        OpenAIError: One has what is no message, or what the model does not take.
-    """
+    """Check the messages of a request."""
     told = Conversation()
     for index, message in enumerate(messages):
         told.messages.append(_read_message(message, f"messages[{index}]", model, told.files))
@@ -74,7 +66,7 @@ def _read_message(
         content = "".join(texts) if is_text or not template.takes_parts() else parts
     elif not isinstance(content, str) and not (content is None and (beside or role == "assistant")):
         raise _unfit(f"{where}.content", "a text, or a list of parts", content)
-    # Most templates write what is there, and would write that there is none.
+    # Most templates print the content, and would print None.
     read = {**message, "role": role, "content": "" if content is None else content}
     calls = message.get("tool_calls")
     if isinstance(calls, list):
@@ -83,11 +75,7 @@ def _read_message(
 
 
 def _decoded(call: Any, where: str) -> Any:
-    """Return a call of a tool as templates expect it: its arguments are values, not the text of JSON.
-
-    Raises:
-        OpenAIError: They are deeper than JSON of a request may be.
-    """
+    """Return a call of a tool as templates expect it: its arguments are values, not the text of JSON."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -122,7 +110,7 @@ def _read_part(part: Any, where: str, model: ServedModel, files: Mapping[str, li
 def _from_data_url(url: Any, where: str) -> bytes:
     head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        # Fetching would have the server ask addresses that only it can reach.
+        # The server would have to fetch addresses that maybe only it can reach.
         raise _unfit(
             f"{where}.image_url.url", "a data URL, data:image/png;base64,... (the server fetches nothing)", url
         )

@@ -109,15 +109,7 @@ class ServedModel:
 
 
 def read_model(config: Mapping[str, Any]) -> ServedModel:
-    """Return what a model is.
-
-    Args:
-        config: Its configuration, in the JSON of Triton.
-
-    Raises:
-        UnfitModelError: It is not for these endpoints.
-        PyTritonClientError: The configuration cannot be read.
-    """
+    """Return what a model is."""
     spec = parse_model_config(config, None)
     needed = [tensor for tensor in spec.inputs if not tensor.optional]
     if len(needed) not in (1, 2) or not all(map(_holds_one_text, needed)):
@@ -165,25 +157,21 @@ def _read_scoring(
     template: ChatTemplate,
     tokens: tuple[Tokenizer | None, int | None],
 ) -> ServedModel:
-    """Return a model that compares two texts.
-
-    Raises:
-        UnfitModelError: It gives something else than a score.
-    """
+    """Return a model that compares two texts."""
     is_score = len(outputs) == 1 and np.issubdtype(outputs[0].dtype, np.floating) and outputs[0].shape in ((), (1,))
     if not is_score or spec.decoupled:
         raise UnfitModelError(
             "with two inputs of strings, a query and a document, expected one output of floats with the shape (1,), "
             f"not decoupled; it has {_describe(outputs)}"
         )
-    # By their order, unless their names say something else.
+    # In their order, unless their names say otherwise.
     query, document = sorted(needed, key=lambda tensor: tensor.name == "document")
     return ServedModel(spec, "score", query, outputs[0], template, None, *tokens, document)
 
 
 def _most_tokens(tokenizer_config: str | None) -> int | None:
     told = json.loads(tokenizer_config).get("model_max_length") if tokenizer_config is not None else None
-    # Where it is not known, `transformers` writes a number that no text has.
+    # If the limit is unknown, `transformers` writes a number that no text reaches.
     return int(told) if isinstance(told, (int, float)) and 0 < told < 2**31 else None
 
 

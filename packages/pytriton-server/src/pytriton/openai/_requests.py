@@ -44,20 +44,20 @@ MOST_TEXTS = 2048
 """How many texts one request may ask for vectors of."""
 MOST_STOPS = 16
 
-# What a model takes as an optional input of the name, and else as a parameter of its request.
+# The model gets these as optional inputs of the same name, otherwise as parameters.
 _SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
-# They say nothing about the answer.
+# These fields do not change the answer.
 _IGNORED = frozenset(
     (
         *("user", "metadata", "safety_identifier", "parallel_tool_calls", "store", "service_tier"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     )
 )
-# What would be another answer is refused where a model does not declare it; but not with one of these values, beside
-# those that are empty, with which a field asks for nothing that is not done anyway.
+# These fields would change the answer, so they are refused unless the model declares them. The listed values, and empty
+# ones, ask only for what is done anyway.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -77,9 +77,9 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (),
     "web_search_options": (),
 }
-# Each asks for something although it is empty: for the token that was taken, for a search as it is by default.
+# These fields ask for something even if they are empty: for the chosen token, or a default search.
 _ASKING = (("logprobs", int), ("web_search_options", dict))
-# Fields that nobody knows are named in the log, once each, so many at most: callers make names up.
+# Each unknown field is logged once, up to this many, because callers may invent names.
 _MOST_NAMED = 100
 _named: set[str] = set()
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -104,12 +104,12 @@ def depth_of(value: Any) -> int:
 class Body(BaseModel):
     """A request for a model."""
 
-    # Of fields that are not known, `inputs_and_parameters` decides.
+    # `inputs_and_parameters` decides about unknown fields.
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
-    # Fields that a model gets where it declares an optional input of the name: what they ask for is done here anyway.
+    # The model gets these fields if it declares inputs for them; the endpoints do what they ask for anyway.
     told: ClassVar[tuple[str, ...]] = ("model",)
-    # Those that it gets as parameters, where it does not.
+    # The model gets these as parameters if it declares no inputs for them.
     hints: ClassVar[tuple[str, ...]] = ()
 
     model: str
@@ -117,7 +117,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_depth(cls, given: Any) -> Any:
-        # Whatever reads it level by level would fail for one or the other.
+        # Recursive readers would fail on deeper values.
         if depth_of(given) > MOST_LEVELS:
             raise PydanticCustomError("too_deep", "Expected at most {most} levels of JSON", {"most": MOST_LEVELS})
         return given
@@ -144,11 +144,7 @@ class Generating(Body):
 
     @property
     def stops(self) -> list[str]:
-        """The texts that end an answer.
-
-        Raises:
-            OpenAIError: There are too many, or an empty one.
-        """
+        """The texts that end an answer."""
         stops = ([self.stop] if isinstance(self.stop, str) else self.stop) if self.stop else []
         if len(stops) > MOST_STOPS or "" in stops:
             raise OpenAIError(
@@ -161,11 +157,7 @@ class Generating(Body):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a stream is to end with the counts of tokens.
-
-        Raises:
-            OpenAIError: It has options for a stream that are not known, or that there is no stream for.
-        """
+        """Whether a stream is to end with the counts of tokens."""
         told = {name: value for name, value in (self.stream_options or {}).items() if value not in (None, False)}
         if any(name not in _STREAM_OPTIONS or value is not True for name, value in told.items()):
             problem = f"expected true or false for {', '.join(_STREAM_OPTIONS)}; got {told!r:.200}"
@@ -234,11 +226,7 @@ class ScoreRequest(Body):
 
     @property
     def sides(self) -> tuple[tuple[str, str], tuple[list[str], list[str]]]:
-        """The names of the two sides, and the texts of each.
-
-        Raises:
-            OpenAIError: One of them is missing.
-        """
+        """The names of the two sides, and the texts of each."""
         names = ("text_1", "text_2") if self.queries is None else ("queries", "documents")
         given = [getattr(self, name) for name in names]
         if None in given:
@@ -251,7 +239,7 @@ class ScoreRequest(Body):
 class TranscriptionRequest(Body):
     """The fields of the form of `POST /v1/audio/transcriptions`, beside the file."""
 
-    # A form has texts alone.
+    # The fields of a form are texts.
     model_config = ConfigDict(extra="allow", strict=False, protected_namespaces=())
     told = ("model", "stream", "response_format", "timestamp_granularities", "include")
     hints = ("language", "prompt")
@@ -286,11 +274,7 @@ class DetokenizeRequest(Body):
 
 
 def encode_text(text: str, param: str) -> bytes:
-    """Return a text as a model gets it.
-
-    Raises:
-        OpenAIError: It has halves of surrogate pairs, which JSON can say and UTF-8 cannot.
-    """
+    """Return a text as a model gets it."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -302,16 +286,7 @@ def encode_text(text: str, param: str) -> bytes:
 def inputs_and_parameters(
     body: Body, model: ServedModel, *, strict: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the optional inputs that a request gives a model, and the parameters.
-
-    Args:
-        body: The request.
-        model: Who is asked.
-        strict: Whether fields that are not known are refused.
-
-    Raises:
-        OpenAIError: The request asks for what neither the model nor these endpoints have.
-    """
+    """Return the optional inputs that a request gives a model, and the parameters."""
     options = model.options
     values = {name: getattr(body, name, None) for name in (*_SAMPLING, *body.hints)}
     told = {name: getattr(body, name, None) for name in body.told if name in options}
@@ -334,14 +309,7 @@ def inputs_and_parameters(
 
 
 def unsupported(name: str, model: str, options: Collection[str], advice: str = "") -> OpenAIError:
-    """Return the error for a field that a model does not take.
-
-    Args:
-        name: The field.
-        model: The model.
-        options: The names of its optional inputs.
-        advice: What it would have to have.
-    """
+    """Return the error for a field that a model does not take."""
     takes = ", ".join(sorted(options))
     return OpenAIError(
         400,
@@ -357,19 +325,15 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
         return True
     if name not in _REFUSED:
         return False
-    # Equal in Python are 0 and False as well, which are different wishes.
+    # 0 and False are equal in Python, but different wishes.
     is_empty = not value and (name, type(value)) not in _ASKING
     return is_empty or any(value == it and type(value) is type(it) for it in _REFUSED[name])
 
 
 def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
-    """Return the array of an optional input; what a text cannot be is one of JSON.
-
-    Raises:
-        OpenAIError: The value is not of its type.
-    """
+    """Return the array of an optional input; what a text cannot be is one of JSON."""
     spec = model.options[name]
-    dtype: Any = spec.dtype  # of one kind or another, which is looked at below
+    dtype: Any = spec.dtype  # either kind is checked below
     is_text = spec.dtype is np.bytes_
     if is_text and (isinstance(value, dict) or (isinstance(value, list) and any(isinstance(it, dict) for it in value))):
         value = json.dumps(value, ensure_ascii=False)
@@ -401,17 +365,7 @@ def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
 
 
 def read_texts(given: str | Sequence[Any], param: str, most: int, model: ServedModel) -> list[str]:
-    """Return the texts of a prompt or an input, each a text or a list of tokens.
-
-    Args:
-        given: One, or a list of them.
-        param: The field.
-        most: How many there may be.
-        model: Who is asked: its tokenizer reads tokens.
-
-    Raises:
-        OpenAIError: There is none, too many, or another thing.
-    """
+    """Return the texts of a prompt or an input, each a text or a list of tokens."""
     each: list[Any] = [given] if isinstance(given, str) or _are_tokens(given) else list(given)
     problem = ""
     if not each or len(each) > most:
@@ -436,7 +390,7 @@ def read_texts(given: str | Sequence[Any], param: str, most: int, model: ServedM
             param=param,
             code="invalid_value",
         )
-    # What a tokenizer has put around an input, the model puts there itself.
+    # The model itself adds the tokens that a tokenizer puts around an input.
     return [
         it if isinstance(it, str) or model.tokenizer is None else model.tokenizer.decode(it, special=param != "input")
         for it in each

@@ -29,23 +29,15 @@ _Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _takes_all
 
 
 class AnswerCheck:
-    """Checks texts that are to be JSON.
-
-    Args:
-        schema: What they are to fit; None takes any object.
-    """
+    """Checks texts that are to be JSON."""
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         self.schema = schema
-        # Without a registry of its own it would ask the addresses of `$ref`.
+        # Without its own registry, the validator would fetch the addresses in `$ref`.
         self._validator = None if schema is None else _Validator(schema, registry=referencing.Registry())
 
     def check(self, text: str, model: str) -> None:
-        """Check a whole text.
-
-        Raises:
-            OpenAIError: It is no JSON, or does not fit.
-        """
+        """Check a whole text."""
         try:
             value = json.loads(text)
             if self._validator is None:
@@ -62,11 +54,7 @@ class AnswerCheck:
 
 
 def read_response_format(given: Any) -> AnswerCheck | None:
-    """Return what answers are to be; None where any text will do.
-
-    Raises:
-        OpenAIError: It is no response format.
-    """
+    """Return what answers are to be; None where any text will do."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind == "text":
         return None

@@ -58,15 +58,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, template: str | None, tokenizer_config: str | None) -> ChatTemplate:
-        """Make the template of a model.
-
-        Args:
-            template: Its text; None is that of the tokenizer's configuration, or the default one.
-            tokenizer_config: The content of a `tokenizer_config.json`; None where there is none.
-
-        Raises:
-            ValueError: The tokenizer's configuration is no JSON object.
-        """
+        """Make the template of a model."""
         config: Any = {}
         if tokenizer_config is not None:
             try:
@@ -89,16 +81,7 @@ class ChatTemplate:
         return any(f"{quote}image{quote}" in self.text or f"{quote}audio{quote}" in self.text for quote in "'\"")
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], model: str) -> str:
-        """Return the text that a model is to continue.
-
-        Args:
-            messages: Those of the request.
-            variables: What it gets beside them, such as `tools`.
-            model: The model, for errors.
-
-        Raises:
-            OpenAIError: The template refuses the messages, or fails.
-        """
+        """Return the text that a model is to continue."""
         try:
             return self._render(messages, variables)
         except _RefusedError as error:
@@ -114,11 +97,7 @@ class ChatTemplate:
             ) from error
 
     def check(self) -> None:
-        """Try the template with a conversation, and where it shows tools with calls of them.
-
-        Raises:
-            ValueError: It cannot be parsed, or fails.
-        """
+        """Try the template with a conversation, and where it shows tools with calls of them."""
         try:
             _compile(self.text)
         except TemplateError as error:
@@ -140,7 +119,7 @@ class ChatTemplate:
         try:
             self._render(messages, more)
         except _RefusedError:
-            return  # It knows what it does not take.
+            return  # the template refused on purpose
         except _FAILURES as error:
             raise ValueError(f"its chat template fails for {what}: {type(error).__name__}: {error}") from None
 
@@ -170,7 +149,7 @@ def _token_text(token: Any) -> str | None:
 
 
 def _environment() -> Environment:
-    # A template comes from the model's owner, not from a caller; the sandbox is that of `transformers`.
+    # The owner of the model writes the template; `transformers` uses the same sandbox.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -201,7 +180,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # That of Jinja escapes what HTML must not have, which a model has never seen so.
+    # Jinja's own filter escapes characters of HTML, which models do not expect.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

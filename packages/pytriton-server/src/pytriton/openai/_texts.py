@@ -27,19 +27,15 @@ __all__ = ["Part", "Stops", "merged", "read_parts"]
 
 T = TypeVar("T")
 
-# More would keep the event loop from the others for too long.
+# More parts at once would block the event loop for too long.
 _MOST_TOGETHER = 16
 
-# Outputs whose values are part of an answer beside its text.
+# The values of these outputs are a part of the answer beside its text.
 _SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALLS})
 
 
 class Stops:
-    """Ends a text before the first of some texts, wherever the borders between its parts are.
-
-    Args:
-        stops: The texts.
-    """
+    """Ends a text before the first of some texts, wherever the borders between its parts are."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -115,20 +111,12 @@ async def read_parts(
     reads_tools: bool,
     tells_logprobs: bool,
 ) -> AsyncGenerator[list[Part], None]:
-    """Yield the parts of one text, those together that are there at the same time; the last one has a reason.
+    """Yield the parts of one text, grouped if they come together; the last one has a reason.
 
-    Args:
-        answers: The answers of the model. Closed when the text is over, whatever else would follow.
-        model: The model.
-        stops: Texts that it ends before.
-        reads_tools: Whether calls of tools are looked for in it.
-        tells_logprobs: Whether the caller wants to know of the tokens.
-
-    Raises:
-        OpenAIError: An output is not as it should be.
+    `answers` is closed when the text is over.
     """
     name = model.spec.model_name
-    # A character may be cut in two.
+    # A part may end within a character.
     decode, decode_reasoning, decode_refusal = (
         codecs.getincrementaldecoder("utf-8")("replace").decode for _ in range(3)
     )
@@ -181,7 +169,7 @@ async def read_parts(
                     reason = "stop"
                     break
                 if len(parts) >= _MOST_TOGETHER:
-                    # Others have their turn, too.
+                    # Let other tasks run.
                     yield parts
                     parts = []
                     await asyncio.sleep(0)
@@ -221,7 +209,7 @@ def _join(value: Any) -> bytes:
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield what several generators yield as it comes, each with the number of its generator; in the end close them."""
     if len(sources) == 1:
-        # The most frequent case, without a task for each item.
+        # The most frequent case needs no task for each item.
         async with aclosing(sources[0]):
             async for item in sources[0]:
                 yield 0, item

@@ -36,11 +36,7 @@ class _Form:
 
 
 def _read_objects(text: str) -> list[Mapping[str, Any]]:
-    """Return the calls of objects behind each other, or of an array of them.
-
-    Raises:
-        ValueError: There is something else.
-    """
+    """Return the calls of objects behind each other, or of an array of them."""
     calls: list[Mapping[str, Any]] = []
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
@@ -58,11 +54,7 @@ def _read_objects(text: str) -> list[Mapping[str, Any]]:
 
 
 def _read_mistral(text: str) -> list[Mapping[str, Any]]:
-    """Return the calls of an array, or of names that each have their arguments behind them.
-
-    Raises:
-        ValueError: There is something else.
-    """
+    """Return the calls of an array, or of names that each have their arguments behind them."""
     if text.lstrip().startswith("["):
         return _read_objects(text)
     calls: list[Mapping[str, Any]] = []
@@ -96,10 +88,7 @@ def longest_begin(text: str, ends: Sequence[str]) -> int:
 class ToolText:
     """Takes the calls out of a text that comes in parts.
 
-    A call is told when all of it is there. What looks like one and is none stays text.
-
-    Args:
-        parser: One of `TOOL_PARSERS`.
+    It reports a complete call; text that only looks like a call stays text.
     """
 
     def __init__(self, parser: str) -> None:
@@ -144,7 +133,7 @@ class ToolText:
             self._is_inside, self._held = True, rest
             text = text.rstrip()
         else:
-            # White space in front of a call is no text.
+            # White space before a call does not count as text.
             at = longest_begin(text, [form.begin])
             at = len(text[:at].rstrip())
             self._held, text = text[at:], text[:at]
@@ -164,11 +153,7 @@ class ToolText:
 
 @dataclass
 class CallDeltas:
-    """Makes the deltas of OpenAI's streams of the calls that a model tells.
-
-    Args:
-        model: The model, for errors.
-    """
+    """Makes the deltas of OpenAI's streams of the calls that a model tells."""
 
     model: str
     _begun: set[int] = field(default_factory=set)
@@ -180,11 +165,7 @@ class CallDeltas:
         return bool(self._begun)
 
     def read(self, text: str) -> list[dict[str, Any]]:
-        """Return the deltas for an output `tool_calls`: JSON of a call or a piece of one, or of a list of them.
-
-        Raises:
-            OpenAIError: It is something else.
-        """
+        """Return the deltas for an output `tool_calls`: JSON of a call or a piece of one, or of a list of them."""
         if not text.strip():
             return []
         try:
@@ -194,11 +175,7 @@ class CallDeltas:
         return [self.make(call) for call in (value if isinstance(value, list) else [value])]
 
     def make(self, call: Any) -> dict[str, Any]:
-        """Return the delta for a call, or for a piece of one.
-
-        Raises:
-            OpenAIError: It is none.
-        """
+        """Return the delta for a call, or for a piece of one."""
         if not isinstance(call, dict):
             raise self._failed("no call", call)
         within = call.get("function")

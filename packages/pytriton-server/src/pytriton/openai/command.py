@@ -90,7 +90,7 @@ def openai_command(
     except (PyTritonClientError, PyTritonError) as error:
         _fail(str(error))
     with listener:
-        # Whoever connects from now on waits until the application has begun.
+        # From now on, connections wait until the application has started.
         listener.listen(_BACKLOG)
         typer.echo(f"OpenAI  {_shown(listener)}" + ("" if key is None else " (with an API key)"))
         try:
@@ -141,7 +141,7 @@ class OpenAiGuest(Guest):
 
     def __post_init__(self) -> None:
         if self.openai_key_file is not None:
-            # A file of settings has a text.
+            # A file of settings gives a string.
             self.openai_key_file = Path(self.openai_key_file)
 
     def check(self, given: Collection[str]) -> None:
@@ -182,14 +182,7 @@ class OpenAiGuest(Guest):
 
 
 def _read_aliases(given: Iterable[Any]) -> dict[str, str]:
-    """Return further names of models, with the models.
-
-    Args:
-        given: Each `NAME=MODEL`.
-
-    Raises:
-        EndpointError: One is not of that form.
-    """
+    """Return further names of models, with the models."""
     aliases = {}
     for text in given:
         alias, _, name = text.partition("=") if isinstance(text, str) else ("", "", "")
@@ -200,26 +193,14 @@ def _read_aliases(given: Iterable[Any]) -> dict[str, str]:
 
 
 def _check_installed(who: str) -> None:
-    """Check that the endpoints can be started.
-
-    Raises:
-        typer.BadParameter: What they need is not installed.
-    """
+    """Check that the endpoints can be started."""
     for name in _NEEDED:
         if importlib.util.find_spec(name) is None:
             raise typer.BadParameter(f"{who} needs {name}: {_INSTALL}")
 
 
 def _bind_endpoint(address: str, port: int) -> socket.socket:
-    """Return a socket for the endpoints, which does not listen yet.
-
-    Args:
-        address: Where.
-        port: Its port; 0 takes a free one.
-
-    Raises:
-        EndpointError: The port is in use, or the address is not of this machine.
-    """
+    """Return a socket for the endpoints, which does not listen yet."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -234,15 +215,7 @@ def _bind_endpoint(address: str, port: int) -> socket.socket:
 
 
 def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each model of a server that runs or not: where it is asked, or why it is not.
-
-    Args:
-        triton: The server.
-        aliases: Further names of models, with the models.
-
-    Raises:
-        EndpointError: A chat template cannot be used, or an alias is of no model.
-    """
+    """Yield a line for each model of a server that runs or not: where it is asked, or why it is not."""
     from pytriton.openai.server import UnfitModelError, endpoints_of
 
     for model in triton.describe().models:
@@ -263,22 +236,17 @@ def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterato
 
 @contextlib.contextmanager
 def _endpoint_beside(triton: "Triton", listener: socket.socket, options: Sequence[str]) -> Iterator[None]:
-    """Run the endpoints for a server of this process, in a process of its own, until the block ends.
+    """Run the endpoints for a server of this process, in another process, until the block ends.
 
-    A process of its own, because what they do for each part of each stream would take the interpreter's lock from the
-    callables. One that ends by itself is started again, and the socket stays. Where that happens again and again it is
-    given up: nobody listens any more, and the server says that it is not ready.
-
-    Args:
-        triton: The server, which runs.
-        listener: Where they listen.
-        options: Those of the command `openai`.
+    In this process, their work for each part of a stream would take the interpreter's lock from the callables. If they
+    end, they are started again with the same socket; if that repeats, they are given up, and the server says that it is
+    not ready.
     """
     from pytriton.triton import run_beside
 
     command = [sys.executable, "-m", "pytriton", "openai", str(triton.grpc_url or triton.http_url)]
     command += ["--descriptor", str(listener.fileno()), *options]
-    # Where it is given up, whoever connects is refused and does not wait.
+    # If the endpoints are given up, connections are refused at once.
     with run_beside(
         triton,
         command,
@@ -295,11 +263,7 @@ def _shown(listener: socket.socket) -> str:
 
 
 def _read_key(path: Path | None) -> str | None:
-    """Return the API key of a file, or of the environment; None where there is none.
-
-    Raises:
-        EndpointError: The file cannot be read, or the key is empty.
-    """
+    """Return the API key of a file, or of the environment; None where there is none."""
     if path is None:
         found = os.environ.get(API_KEY_VARIABLE)
         if found is not None and not found.strip():

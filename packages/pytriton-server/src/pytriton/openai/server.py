@@ -18,33 +18,20 @@ _END_S = 5
 
 
 def endpoints_of(config: Mapping[str, Any]) -> Sequence[str]:
-    """Return the endpoints at which a model is asked.
-
-    Args:
-        config: Its configuration, in the JSON of Triton.
-
-    Raises:
-        UnfitModelError: It is not for these endpoints.
-        ValueError: Its chat template cannot be used.
-    """
+    """Return the endpoints at which a model is asked."""
     served = read_model(config)
     served.chat_template.check()
     return served.endpoints
 
 
 def run(app: FastAPI, listener: socket.socket) -> None:
-    """Serve an application until SIGINT or SIGTERM; requests in flight have some seconds to end.
-
-    Args:
-        app: What `application` returned.
-        listener: A socket that is bound, and need not listen yet.
-    """
+    """Serve an application until SIGINT or SIGTERM; requests in flight have some seconds to end."""
     config = uvicorn.Config(
         app,
         log_level=logging.WARNING,
         access_log=False,
         server_header=False,
-        # Whoever stands before it may write those headers.
+        # A caller could write those headers if no proxy is in front.
         proxy_headers=False,
         timeout_graceful_shutdown=_END_S,
     )

@@ -14,7 +14,7 @@ __all__ = ["GRPC_SERVICER", "application", "serve_forever"]
 
 
 def __getattr__(name: str) -> Any:
-    # The command line looks at `command`, also where the extra is not installed.
+    # The command line imports `command` even if the extra is not installed.
     if name in __all__:
         from pytriton.ray import _application
 

@@ -57,7 +57,7 @@ def application(
     if not found:
         raise TypeError("expected a function or class under @model, or several, got none")
     for model in found:
-        get_model_signature(model)  # which raises for what is none
+        get_model_signature(model)  # raises an error if it is no model
     if config is not None and not isinstance(config, TritonConfig):
         raise TypeError(f"config: expected a TritonConfig, got {type(config).__name__}")
     _check_replicas(num_replicas, autoscaling_config, max_ongoing_requests)
@@ -80,10 +80,10 @@ def application(
 
 
 def _actor_options(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Add `_SAME_LOOP` to what was given, where nothing is lost by that.
+    """Add `_SAME_LOOP` to the options if nothing is lost by that.
 
-    A deployment with a runtime environment does not get that of the job, whose settings are therefore repeated here.
-    They are not known before there is a connection to a cluster.
+    A deployment with its own runtime environment does not inherit that of the job, so this repeats the job's settings.
+    They are known only after a connection to a cluster.
     """
     import ray
 
@@ -153,7 +153,7 @@ def serve_forever(
 
     if address is not None:
         _check_address(address)
-    # Without an address ray.init looks for a cluster that somebody has started.
+    # Without an address, ray.init would look for a running cluster.
     ray.init(address=address or "local")
     made = application if isinstance(application, serve.Application) else application()
     serve.start(
@@ -166,11 +166,11 @@ def serve_forever(
 
 def _check_address(address: str) -> None:
     """Check that something listens where a cluster is said to be; Ray itself waits for minutes, without a word."""
-    # Ray prefers that to what it finds.
+    # Ray prefers the variable to a cluster that it finds.
     from_environment = os.environ.get("RAY_ADDRESS") if address == "auto" else None
     host, colon, port = (from_environment or address).removeprefix("ray://").rpartition(":")
     if not (colon and port.isdecimal()):
-        return  # Ray knows better.
+        return  # Ray reports the error better
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as error:

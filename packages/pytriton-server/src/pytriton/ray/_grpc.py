@@ -23,11 +23,7 @@ STREAM_METHOD = "ModelStreamInfer"
 
 
 class Message:
-    """A message as it came, in the form of gRPC; to Ray it looks like any message.
-
-    Args:
-        data: The bytes.
-    """
+    """A message as it came, in the form of gRPC; to Ray it looks like any message."""
 
     __slots__ = ("data",)
 
@@ -40,12 +36,7 @@ class Message:
 
 
 def add_GRPCInferenceServiceServicer_to_server(servicer: Any, server: Any) -> None:  # noqa: N802
-    """Announce the service to a server of Ray's, as the function of this name of generated code does.
-
-    Args:
-        servicer: Something in the place of a servicer: Ray calls the methods of replicas instead.
-        server: The server.
-    """
+    """Announce the service to a server of Ray's, as the function of this name of generated code does."""
     server.add_generic_rpc_handlers((_Handlers(servicer),))
 
 
@@ -55,7 +46,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
     def __init__(self, servicer: Any) -> None:
         kinds = dict.fromkeys(METHODS, grpc.unary_unary_rpc_method_handler)
         kinds[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler
-        # Where Ray looks for them, in the handlers that gRPC makes of generated code.
+        # Ray looks for the handlers here, as gRPC's generated code has them.
         self._method_handlers = {
             f"/{SERVICE}/{method}": make(getattr(servicer, method), request_deserializer=Message)
             for method, make in kinds.items()
@@ -70,14 +61,13 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
 
 
 def _always_waiting(stream: Callable[[Any, Any], AsyncIterator[bytes]]) -> Callable[[Any, Any], Awaitable[None]]:
-    """Have Ray cancel a stream at its replica whenever its caller leaves.
+    """Have Ray cancel a stream at its replica when its caller leaves.
 
-    Ray does so where that interrupts its wait for the next answer, but not while it sends one: without this, a stream
-    that is left at such a moment runs on to its end.
+    Ray does so while it waits for an answer, but not while it sends one, so such a stream would run to its end.
     """
 
     async def answer(requests: Any, context: Any) -> None:
-        came: asyncio.Queue[bytes | None] = asyncio.Queue()  # with no bound, as there is none to what Ray holds itself
+        came: asyncio.Queue[bytes | None] = asyncio.Queue()  # without a limit, because Ray's own queue has none
 
         async def wait() -> None:
             try:
@@ -93,7 +83,7 @@ def _always_waiting(stream: Callable[[Any, Any], AsyncIterator[bytes]]) -> Calla
             await waiting
         finally:
             waiting.cancel()
-            # Ray asks the context for the peer's name at the end, which ends the process once the call is gone.
+            # Ray asks for the peer's name at the end, which crashes the process if the call is gone.
             await asyncio.wait((waiting,))
 
     return answer

@@ -21,8 +21,8 @@ from pytriton.triton import Triton, TritonConfig
 __all__ = ["Replica"]
 
 _LOOPBACK = "127.0.0.1"
-# They are about one connection and not the request (RFC 9110, 7.6.1), or follow from what is sent. The caller's server
-# has answered `expect` by itself.
+# These headers belong to the connection (RFC 9110, 7.6.1), or follow from the message. The caller's server has already
+# answered `expect`.
 _OF_CONNECTION = frozenset(
     (
         *(b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"proxy-connection", b"te"),
@@ -43,7 +43,7 @@ class Replica:
         PyTritonError: A model cannot be bound, or Triton does not start.
     """
 
-    # In a thread, since Ray asks the replica about its state on the loop meanwhile.
+    # In a thread, because Ray asks the replica for its state on the event loop.
     async def __init__(self, models: Sequence[Any], config: TritonConfig | None = None) -> None:  # type: ignore[misc]
         own = dataclasses.replace(config or TritonConfig(), http_port=0, grpc_port=0, metrics_port=0)
         own.http_address = own.grpc_address = own.metrics_address = _LOOPBACK
@@ -52,7 +52,7 @@ class Replica:
         self._upstream = Upstream(lambda: str(self._triton.http_url))
         self._http = _Ingress(self._upstream)
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        options += [NO_GRPC_PROXY]  # the server is in this process's reach alone
+        options += [NO_GRPC_PROXY]  # only this process reaches the server
         self._channel = grpc.aio.insecure_channel(str(self._triton.grpc_url).removeprefix("grpc://"), options)
         self._methods = {name: self._channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS}
         self._stream = self._channel.stream_stream(f"/{SERVICE}/{STREAM_METHOD}")
@@ -85,7 +85,7 @@ class Replica:
             raise
         finally:
             sending.cancel()
-            call.cancel()  # which does nothing to one that is over
+            call.cancel()  # does nothing if the call is over
 
     async def check_health(self) -> None:
         """Raise where the Triton of this replica is gone for good; Ray asks now and then, and replaces the replica."""
@@ -122,9 +122,9 @@ async def _send(requests: Any, call: Any) -> None:
             call.cancel()
         await call.done_writing()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return  # the call is over, which whoever reads the answers is told
+        return  # the call is over, and its reader gets the error
     except Exception:
-        call.cancel()  # nobody is there who could cancel it: Ray's proxy is gone
+        call.cancel()  # Ray's proxy is gone, so nobody else could cancel the call
         raise
 
 
@@ -142,10 +142,9 @@ for _method in METHODS:
 
 
 class _Ingress(Response):
-    """An ASGI application that hands HTTP requests on, and the answers back as they come.
+    """An ASGI application that passes HTTP requests on, and streams the answers back.
 
-    Ray takes one from a deployment in the place of its answer if it is a `Response`: a response of Starlette's own
-    would be built of what has to be taken apart first.
+    Ray accepts it as an answer because it is a `Response`; Starlette's own would first take the answer apart.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -171,7 +170,7 @@ class _Ingress(Response):
             await Response(text, 503, media_type="application/json")(scope, receive, send)
             return
         try:
-            # An answer with a length goes in two messages without a pause between them, which Ray sends as one.
+            # An answer of known length has two messages without a pause, which Ray sends as one.
             content = b"" if answer.is_stream else await answer.read()
             headers = _forwarded(answer.headers)
             if not answer.is_stream:

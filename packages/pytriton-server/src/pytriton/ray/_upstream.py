@@ -18,7 +18,7 @@ __all__ = ["Answer", "Upstream"]
 Headers = Sequence[tuple[bytes, bytes]]
 
 _CONNECT_S = 10.0
-# A stream whose caller reads slowly is read no faster than this.
+# If the caller reads slowly, at most this much of a stream is read ahead.
 _UNREAD_BYTES = 1 << 20
 
 
@@ -50,32 +50,18 @@ class Answer(asyncio.Protocol):
     # -- what the caller does ----------------------------------------------------------------------------------------
 
     def send(self, head: bytes, body: Sequence[bytes], *, has_body: bool) -> None:
-        """Send a request.
-
-        Args:
-            head: Its first line and headers.
-            body: Its body, in parts.
-            has_body: Whether the answer has one: that to HEAD has none, whatever its headers say.
-        """
+        """Send a request."""
         self._begin(has_body=has_body)
         if self._transport is not None:
             self._transport.writelines([head, *body])
 
     async def headers_have_come(self) -> None:
-        """Wait for the headers; where the length of the body is known, for all of that, too.
-
-        Raises:
-            ConnectionError: The server has closed the connection, or does not speak HTTP.
-        """
+        """Wait for the headers; where the length of the body is known, for all of that, too."""
         while not (self._is_complete or (self.is_stream and self.status)):
             await self._wait()
 
     async def read(self) -> bytes:
-        """Return what has come of the body; nothing at its end.
-
-        Raises:
-            ConnectionError: The server has closed the connection, or does not speak HTTP.
-        """
+        """Return what has come of the body; nothing at its end."""
         while not (self._parts or self._is_complete):
             await self._wait()
         came = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -117,7 +103,7 @@ class Answer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        # Not an `isinstance`, which the transports of uvloop do not pass.
+        # isinstance() would fail for the transports of uvloop.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -170,28 +156,14 @@ class Answer(asyncio.Protocol):
 
 
 class Upstream:
-    """The connections to one Triton, kept for the next requests.
-
-    Args:
-        url: Gives its address.
-    """
+    """The connections to one Triton, kept for the next requests."""
 
     def __init__(self, url: Callable[[], str]) -> None:
         self._url = url
         self._idle: list[Answer] = []
 
     async def ask(self, method: str, target: str, headers: Headers, body: Sequence[bytes]) -> Answer:
-        """Send a request, and return the answer as soon as `Answer.headers_have_come`; give it back with `release`.
-
-        Args:
-            method: `GET` and so on.
-            target: Path and query, quoted.
-            headers: All but those that say how long the body is, and which host is asked.
-            body: The body, in parts.
-
-        Raises:
-            OSError: Triton does not answer.
-        """
+        """Send a request, and return the answer as soon as `Answer.headers_have_come`; give it back with `release`."""
         size = sum(map(len, body))
         lines = [f"{method} {target} HTTP/1.1\r\nHost: triton\r\n".encode()]
         lines += [b"%b: %b\r\n" % header for header in headers]

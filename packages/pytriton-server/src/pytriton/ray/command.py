@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["RayGuest"]
 
 _NEW_CLUSTER = "local"
-# The other options are about one server.
+# All other options concern a single server.
 _MEANT = frozenset(("ray", "replicas", "address", "http_port", "grpc_port", "check"))
 
 
@@ -82,11 +82,7 @@ class RayGuest(Guest):
 
 
 def _send_along(target: str, models: list[Any]) -> None:
-    """Have what models are made of sent to the nodes, which need not have it; what cannot be is imported there.
-
-    Raises:
-        typer.Exit: It is a file, which cannot be imported by a name.
-    """
+    """Send the modules of the models to the nodes; the nodes import modules that cannot be sent."""
     from ray import cloudpickle
 
     modules = {sys.modules[model.__module__] for model in models}
@@ -94,7 +90,7 @@ def _send_along(target: str, models: list[Any]) -> None:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     try:
         cloudpickle.loads(cloudpickle.dumps(models))  # type: ignore[no-untyped-call]
-    except Exception as error:  # a TypedDict, say, or whatever an object of the file raises
+    except Exception as error:  # for example a TypedDict, or an error of the user's object
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
         if not target.partition(":")[0].endswith(".py"):

@@ -39,7 +39,7 @@ __all__ = [
 
 def quote_log(lines: Sequence[str]) -> str:
     """Render the last log lines of the server for the end of an error's text; empty when there are none."""
-    # tritonserver draws tables of its settings when it starts, which say nothing about why it ended.
+    # At its start, tritonserver prints tables of settings, which do not explain why it ended.
     return quote_lines([line for line in lines if not line.startswith(("+-", "| "))], "log lines")
 
 
@@ -55,7 +55,7 @@ class TritonServerError(PyTritonRuntimeError):
     def __init__(self, message: str, *, exit_code: int | None = None, log_lines: Sequence[str] = ()) -> None:
         advice = advise(message) or advise("\n".join(log_lines))
         if advice not in message:
-            # After the lines of a log, on a line of its own.
+            # It comes on a line of its own, after the lines of a log.
             separator = "\n" if "\n" in message else ". " if message[-1:].isalnum() else " "
             message = f"{message}{separator}{advice}"
         super().__init__(message)

@@ -139,7 +139,7 @@ class Workspace:
                 raise self._unusable(error) from error
             raise
         except OSError as error:
-            # Before it is cleaned: the next attempt has another folder.
+            # This comes before the folder is removed, because the next attempt uses another one.
             unusable = self._unusable(error)
             self.clean()
             raise unusable from error
@@ -161,7 +161,7 @@ class Workspace:
     def _keep_cleaners_out(self) -> None:
         """Lock the folder itself: systemd-tmpfiles, which removes what is old, leaves such a one alone."""
         self._folder_fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a file system without such locks
+        with contextlib.suppress(OSError):  # some file systems lack such locks
             fcntl.flock(self._folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _let_go(self) -> None:
@@ -186,7 +186,7 @@ class Workspace:
                 logger.warning("The workspace %s is left: %s Remove it by hand.", self._path, explain(error))
         self._let_go()
         if self._automatic:
-            # A second start gets a name of its own: files of the first may have stayed behind.
+            # A second start gets a new name, because files of the first may be left.
             self._path = self._new_path()
 
     def _release_in_child(self) -> None:
@@ -243,12 +243,7 @@ def _as_workspace_error(path: "str | os.PathLike[str] | None") -> Iterator[None]
 
 
 def _lock_or_remove(path: Path) -> int | None:
-    """Do what `_lock_new` does with a folder that was made just now, and leave nothing where that fails.
-
-    Raises:
-        WorkspaceError: No file can be locked there.
-        OSError: The file to lock cannot be made.
-    """
+    """Lock a folder that was just made; remove it if that fails."""
     try:
         return _lock_new(path)
     except _LockDeniedError as error:
@@ -286,7 +281,7 @@ def _lock_new(path: Path) -> int | None:
         if os.fstat(fd).st_ino == os.stat(path / _LOCK).st_ino:
             return fd
     except (FileNotFoundError, BlockingIOError):
-        # Swept between the two calls, or just now.
+        # Another process removed it between the two calls.
         pass
     except OSError as error:
         os.close(fd)
@@ -319,7 +314,7 @@ def _sweep(home: Path) -> None:
 def remove_abandoned(path: Path) -> None:
     """Remove a workspace whose owner is gone, and which nobody else uses. Does nothing to any other folder."""
     try:
-        # Named by a server that others talk to as well: nothing that does not look like a workspace is removed.
+        # A server that others use as well named this path, so only a folder that looks like a workspace is removed.
         if path.is_symlink() or path.stat().st_uid != os.getuid() or not set(os.listdir(path)) <= _CONTENTS:
             return
         fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

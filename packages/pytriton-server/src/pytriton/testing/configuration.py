@@ -12,7 +12,7 @@ from pytriton.model_config.parser import parse_prototxt
 
 __all__ = ["completed_config", "read_config"]
 
-# In the order in which Triton writes them; what is None is there only where the configuration has it.
+# In Triton's order; a field that is None here exists only if the configuration has it.
 _MODEL: dict[str, Any] = {
     "name": "",
     "platform": "",
@@ -80,15 +80,7 @@ _INSTANCES: dict[str, Any] = {
 
 
 def read_config(folder: Path, given: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the configuration of a model as it was written.
-
-    Args:
-        folder: The folder of the model.
-        given: The configuration in the place of the file: a text as in `config.pbtxt`, or its fields.
-
-    Raises:
-        PyTritonModelConfigError: It cannot be read.
-    """
+    """Return the configuration of a model as it was written."""
     if isinstance(given, Mapping):
         return copy.deepcopy(dict(given))
     if given is not None:
@@ -103,15 +95,7 @@ def read_config(folder: Path, given: str | Mapping[str, Any] | None) -> dict[str
 
 
 def completed_config(written: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Add what Triton adds to a configuration before a model gets it.
-
-    Args:
-        written: What was written.
-        name: The name of the model's folder, which is its name where the configuration says none.
-
-    Raises:
-        PyTritonModelConfigError: It asks for what needs a server.
-    """
+    """Add what Triton adds to a configuration before a model gets it."""
     config = _with_defaults(written, _MODEL)
     config["name"] = config["name"] or name
     for kind, defaults in (("input", _INPUT), ("output", _OUTPUT)):

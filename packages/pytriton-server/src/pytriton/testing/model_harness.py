@@ -180,13 +180,13 @@ class ModelHarness:
         while todo:
             collector = ResponseCollector(len(todo), decoupled=self._service.state.decoupled)
             self._service.sink = collector
-            # Until the last answer: coroutines and threads of the model may call the server after `execute`, too.
+            # Until the last answer, because coroutines and threads of the model may call the server after `execute`.
             with self._serving(Phase.SERVING):
                 self._execute([batch[place] for place in todo], [data[place] for place in todo])
                 collector.wait(self._timeout_s, self._instance)
             for place, responses in zip(todo, collector.responses, strict=True):
                 answers[place] += responses
-            # What `execute` has given back to the scheduler comes again, as with iterative sequences.
+            # Requests that `execute` gave back to the scheduler come again, as with iterative sequences.
             todo = [todo[index] for index in sorted(collector.rescheduled)]
             for place in todo:
                 data[place] = self._controls.continued(data[place])
@@ -202,7 +202,7 @@ class ModelHarness:
             if request.is_cancelled():
                 block[made.metadata.cancelled_offset(index)] = 1
         execution = Execution(self._service, made)
-        # Nobody but the model may hold requests: one that it forgets is answered when it is gone.
+        # Only the model may hold requests, so that one that it forgets is answered when it is deleted.
         del made
         execution.run(None)
 
@@ -286,9 +286,9 @@ class ModelHarness:
         self._forget_modules()
 
     def _forget_modules(self) -> None:
-        """Have the next model import its own modules: `1.model`, and what this one imported from its folder.
+        """Make the next model import its own modules: `1.model`, and those of its folder.
 
-        What was imported before stays: the test's own modules may lie there, too. So does an environment with packages.
+        Modules that were imported before stay, because tests and environments may lie in that folder, too.
         """
         package = str(self._version)
         inside, packages = str(self._folder) + os.sep, f"{os.sep}site-packages{os.sep}"

@@ -15,7 +15,7 @@ from pytriton.testing.errors import ModelError
 
 __all__ = ["ResponseCollector"]
 
-# A server has an error without a text say this.
+# A server gives this text for an error without one.
 _NO_TEXT = "an error without a text that says why"
 
 
@@ -33,12 +33,7 @@ class ResponseCollector:
     can_continue = True
 
     def __init__(self, count: int, *, decoupled: bool) -> None:
-        """Begin.
-
-        Args:
-            count: How many requests the batch has.
-            decoupled: Whether a request may have any number of responses.
-        """
+        """Begin."""
         self.responses: list[list[Result | ModelError]] = [[] for _ in range(count)]
         self.rescheduled: set[int] = set()
         self._decoupled = decoupled
@@ -83,15 +78,7 @@ class ResponseCollector:
         self._dropped.append((batch, index))
 
     def wait(self, timeout_s: float, name: str) -> None:
-        """Wait until all requests have their last response.
-
-        Args:
-            timeout_s: For how long, in seconds.
-            name: What the error calls the model.
-
-        Raises:
-            TimeoutError: Some have none.
-        """
+        """Wait until all requests have their last response."""
         deadline = time.monotonic() + timeout_s
         while True:
             while self._dropped:
@@ -106,5 +93,5 @@ class ResponseCollector:
                         f"last response within {timeout_s:g} s: expected one that is returned by execute, or sent with "
                         "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
                     )
-                # Senders that are dropped wake nobody: they are looked after now and then.
+                # Deleted senders wake nobody, so they are checked from time to time.
                 self._changed.wait(0.01)

@@ -23,12 +23,7 @@ class SequenceControls:
     """Makes requests of a sequence of what a test passes in."""
 
     def __init__(self, config: Mapping[str, Any], *, batching: bool) -> None:
-        """Read a configuration.
-
-        Args:
-            config: The configuration of the model.
-            batching: Whether its tensors have a batch axis.
-        """
+        """Read a configuration."""
         sequences = config.get("sequence_batching") or {}
         self._iterative = bool(sequences.get("iterative_sequence"))
         self._controls = [
@@ -40,16 +35,10 @@ class SequenceControls:
         self._identities = itertools.count(1)
 
     def begun(self, request: RequestData, *, start: bool, end: bool) -> RequestData:
-        """Return a request as the model gets it for the first time.
-
-        Args:
-            request: The request.
-            start: Whether its sequence begins with it.
-            end: Whether its sequence ends with it.
-        """
+        """Return a request as the model gets it for the first time."""
         identity = request.correlation_id
         if self._iterative:
-            # Each request of such a model is a sequence of its own, whose steps are made by the scheduler.
+            # Each request of such a model is a sequence, whose steps the scheduler makes.
             start = True
             identity = identity or next(self._identities)
         return self._with_controls(

@@ -98,7 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Old scripts import ModelClient from here. It brings gevent and gRPC, which take longer than a server's start.
+    # Old scripts import ModelClient from here. Importing it takes longer than starting a server, because it imports
+    # gevent and gRPC.
     if name == "ModelClient":
         from pytriton.client import ModelClient
 

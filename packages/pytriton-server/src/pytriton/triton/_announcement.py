@@ -19,17 +19,14 @@ __all__ = ["describe_as_html", "present", "say_ready"]
 
 logger = logging.getLogger(__name__)
 
-# A line that is longer is not one to be copied.
+# Nobody copies a longer line.
 _MAX_BODY = 300
 
 
 def present(description: TritonDescription) -> None:
-    """Say what is served, and how to stop it.
+    """Print what is served, and how to stop it.
 
-    To a terminal as it is; else to the log, or in one line to standard error where no log is set up.
-
-    Args:
-        description: Of a server that runs.
+    On a terminal the text is printed; otherwise it is logged, or one line goes to standard error if no log is set up.
     """
     lines = list(_lines(description))
     if not is_terminal(sys.stdout):
@@ -40,16 +37,12 @@ def present(description: TritonDescription) -> None:
     try:
         print(*lines, sep="\n", flush=True)
     except OSError as error:
-        # Servers outlive the terminals that they were started in.
+        # A server may outlive the terminal that it was started in.
         logger.debug("The terminal is gone: %s", error)
 
 
 def say_ready(description: TritonDescription) -> None:
-    """Say in one line on standard error that models are served, where the program has set up no logging.
-
-    Args:
-        description: Of a server that runs.
-    """
+    """Say in one line on standard error that models are served, where the program has set up no logging."""
     if is_log_set_up(__name__):
         return
     names = ", ".join(dict.fromkeys([*(model.name for model in description.models), *description.folders]))
@@ -57,7 +50,7 @@ def say_ready(description: TritonDescription) -> None:
     line = f"pytriton: {names or 'no model yet'} served{urls and f' at {urls}'}; Ctrl+C or SIGTERM stops it."
     if sys.stderr is not None:
         handler = logging.StreamHandler()
-        # It may be a pipe that nobody reads.
+        # The stream may be a pipe that nobody reads.
         set_gate(handler, for_all=True)
         handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, "%s", (line,), None))
 
@@ -75,12 +68,7 @@ def _lines(description: TritonDescription) -> Iterator[str]:
 
 
 def describe_as_html(description: TritonDescription, title: str) -> str:
-    """Return the models and addresses of a server as a table, for a notebook.
-
-    Args:
-        description: Of the server, whether it runs or not.
-        title: What the server is.
-    """
+    """Return the models and addresses of a server as a table, for a notebook."""
     urls = ", ".join(description.urls[name] for name in ("http", "grpc") if name in description.urls)
     states = {None: "", True: "attached", False: "not attached"}
     rows = [
@@ -95,7 +83,7 @@ def describe_as_html(description: TritonDescription, title: str) -> str:
 def _call(config: TritonModelConfig) -> str:
     """Return the rest of a curl line for a model: what is behind its name, and the body of the request."""
     declared = list(config.inputs or ())
-    # One that needs none is called with one all the same: requests without inputs are rare.
+    # If all inputs are optional, the first one is shown, because requests without inputs are rare.
     inputs = [spec for spec in declared if not spec.optional] or declared[:1]
     is_plain = all(len(spec.shape) == 1 for spec in inputs)
     values = {spec.name: _values(spec) for spec in inputs}
@@ -108,7 +96,7 @@ def _call(config: TritonModelConfig) -> str:
         body = {"inputs": [_wire_input(spec, values[spec.name], batching=config.batching) for spec in inputs]}
     text = json.dumps(body)
     has_json = not any(wire_name(spec.dtype) in ("FP16", "BF16") for spec in [*inputs, *(config.outputs or ())])
-    # Of the others, what they are like.
+    # The other models are only described.
     is_possible = has_json and (is_plain or not config.decoupled) and len(text) <= _MAX_BODY
     return f"{path} -d {shlex.quote(text)}" if is_possible else ""
 

@@ -101,7 +101,7 @@ class _Program:
     def keep(self) -> None:
         """Run the program, again and again if it is to be started again, until `end` is called or it is given up."""
         while not self._is_over.is_set():
-            # A failure means that the system starts no process just now.
+            # A failure means that the system cannot start a process now.
             if keep_on(self._run_once, f"The process of {self._name} cannot be looked after") and not self._again:
                 return
             if self._is_lost:
@@ -156,7 +156,7 @@ def _no_proxy(url: str) -> dict[str, str]:
     """Return the variables by which no proxy comes between a process and the server at an address."""
     host = urlsplit(url).hostname or ""
     found = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    # gRPC does not look at no_proxy where it finds a variable of its own.
+    # gRPC ignores no_proxy if its own variable is set.
     grpc = os.environ.get(_GRPC_VARIABLE) or found
     return {
         name: ",".join(filter(None, [value, host])) for name, value in (("no_proxy", found), (_GRPC_VARIABLE, grpc))

@@ -23,19 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 class BoundModels(dict[tuple[str, int], WorkerService]):
-    """Bound models by `WorkerService.key`. What is in here, the callables see in their `TritonContext`.
+    """Bound models by `WorkerService.key`; callables see them in their `TritonContext`.
 
-    The methods that change something take the session of the running server, or None where none runs. They are called
-    by one thread at a time.
-
-    Args:
-        endpoints: The folder of the models' sockets.
+    The methods that change something take the session of the running server, or None, and are called by one thread at a
+    time.
     """
 
     def __init__(self, endpoints: Path) -> None:
         super().__init__()
         self._endpoints = endpoints
-        # Those that were there at the last stop: a notebook may bind them again, and gets the new ones.
+        # The models of the last stop: a notebook may bind them again.
         self._stopped: set[WorkerService] = set()
 
     def note_stop(self) -> None:
@@ -51,22 +48,9 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         taken: Collection[str],
         stop_wanted: Callable[[], bool],
     ) -> bool:
-        """Add a model, and serve it.
+        """Add a model, and serve it if a server runs.
 
-        Args:
-            model: The model.
-            session: That of the running server.
-            replace: Whether it may take the place of one of its name and version.
-            taken: The names of the models that are no bound callables.
-            stop_wanted: Asked again and again; True ends the wait.
-
-        Returns:
-            Whether it is new, and took no other one's place on a running server.
-
-        Raises:
-            PyTritonInvalidOperationError: The name is taken, or another version differs in what all have in common.
-            EndpointError: The workspace's path is too long for sockets in it.
-            TritonModelLoadError: The running server refused the model, or is being stopped.
+        Returns whether it is new, and did not replace a model of a running server.
         """
         old = self.get(model.key)
         if old is not None and (session is not None or old not in self._stopped):
@@ -87,7 +71,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
             raise PyTritonInvalidOperationError(
                 f"There is a model {model.name!r} already, which is no bound callable: choose another name."
             )
-        # Not at the start only, so that a path that is too long for sockets is an error before anything is started.
+        # Checked before the start, so that a path that is too long for sockets is an error at once.
         model.side_files(self._endpoints)
         if session is not None:
             try:
@@ -110,17 +94,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         drain_timeout_s: float,
         stop_wanted: Callable[[], bool],
     ) -> None:
-        """Replace the callable of a model, see `TritonBase.rebind`.
-
-        Args:
-            name: Name of the model.
-            version: Which version; None is the only one.
-            session: That of the running server.
-            served: The new callable.
-            changes: What else is new, see `WorkerService.successor`.
-            drain_timeout_s: How long the old callable may take for what it has got, in seconds.
-            stop_wanted: Asked again and again; True ends the wait.
-        """
+        """Replace the callable of a model, see `TritonBase.rebind`."""
         candidates = self.find(name, version)
         if len(candidates) > 1:
             versions = sorted(model.version for model in candidates)
@@ -141,15 +115,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         drain_timeout_s: float,
         stop_wanted: Callable[[], bool],
     ) -> None:
-        """Let a model take the place of another one of its name and version.
-
-        Args:
-            old: The model that is bound.
-            new: The other one.
-            session: That of the running server.
-            drain_timeout_s: How long the old one may take for what it has got, in seconds.
-            stop_wanted: Asked again and again; True ends the wait.
-        """
+        """Let a model take the place of another one of its name and version."""
         self.check_same_config(new)
         try:
             if session is not None:
@@ -175,14 +141,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         drain_timeout_s: float,
         stop_wanted: Callable[[], bool],
     ) -> None:
-        """Take models of one name away.
-
-        Args:
-            models: The models.
-            session: That of the running server.
-            drain_timeout_s: How long requests in flight may take, in seconds.
-            stop_wanted: Asked again and again; True ends the wait.
-        """
+        """Take models of one name away."""
         try:
             if session is not None:
                 session.deployment.unload(
@@ -201,11 +160,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         return caller is not None and [each.definition for each in self.find(name, version)] == [caller]
 
     def find(self, name: str, version: int | None) -> list[WorkerService]:
-        """Return the bound versions of a name, or the one that is asked for.
-
-        Raises:
-            PyTritonInvalidOperationError: There are none.
-        """
+        """Return the bound versions of a name, or the one that is asked for."""
         models = [
             model
             for model in list(self.values())
@@ -221,11 +176,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         return models
 
     def check_same_config(self, model: WorkerService) -> None:
-        """Check that Triton can serve a model beside the other versions of its name.
-
-        Raises:
-            PyTritonInvalidOperationError: One of them has other tensors or another configuration.
-        """
+        """Raise an error if another version of the name has other tensors or another configuration."""
         for other in self.values():
             if other.name != model.name or other.key == model.key:
                 continue
@@ -253,7 +204,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         self._publish_all()
 
     def _publish_all(self) -> None:
-        # A callable that serves several models sees the configuration of the one that was bound last.
+        # A callable that serves several models sees the configuration that was bound last.
         for model in self.values():
             model.definition.publish()
 

@@ -28,10 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 def check_may_start() -> None:
-    """Check that this process may start a server, and keep whoever does not read its log from blocking it.
+    """Check that this process may start a server, and make sure that an unread log does not block it.
 
-    Raises:
-        PyTritonInvalidOperationError: It is a script that is imported for what it defines.
+    A script that is imported for its definitions may not.
     """
     keep_log_from_blocking()
     if is_loading():
@@ -44,11 +43,7 @@ def check_may_start() -> None:
 class ServerLife:
     """The server of one `Triton` or `RemoteTriton`: `start`, `block` while it serves, `stop`.
 
-    Nothing in here refers to the object of the program, see `_registry`.
-
-    Args:
-        models: The models to serve.
-        context: What all of them have in common.
+    Nothing here refers to the program's object, see `_registry`.
     """
 
     at_exit: Callable[[], object]
@@ -83,14 +78,7 @@ class ServerLife:
         return session is not None and session.is_running
 
     def check_own(self, kind: str) -> None:
-        """Check that the server is one of this process.
-
-        Args:
-            kind: What the program has made, for the text.
-
-        Raises:
-            PyTritonInvalidOperationError: It is not.
-        """
+        """Check that the server is one of this process."""
         if not self.is_own:
             raise PyTritonInvalidOperationError(
                 f"This process is a fork of process {self._owner}, which owns the server and the inference callables. "
@@ -102,12 +90,7 @@ class ServerLife:
         return self.orders.changing(self.lock, self._context)
 
     def start(self, make_session: Callable[[], Session], timeout_s: float) -> None:
-        """Start a server with all models, after the remains of one that has ended. To be called with the lock.
-
-        Args:
-            make_session: Makes the session.
-            timeout_s: How long the server may take to answer, in seconds.
-        """
+        """Start a server with all models, after the remains of one that has ended. To be called with the lock."""
         self._close()
         self.failure = None
         began = time.monotonic()
@@ -129,18 +112,13 @@ class ServerLife:
             time.sleep(_POLL_S)
 
     def block(self, period_s: float, find_failure: Callable[[], BaseException | None]) -> None:
-        """Wait until the server has been stopped, or is to be: by a signal, or because something has failed.
-
-        Args:
-            period_s: How often to look for failures, in seconds.
-            find_failure: Returns the error of what has failed without saying so.
-        """
+        """Wait until the server has been stopped, or is to be: by a signal, or because something has failed."""
         while not self.orders.signals:
             if self.session is None or self.failure is not None:
                 return
             failure = find_failure()
             if failure is not None:
-                # Another thread may have said meanwhile what failed first.
+                # Another thread may have recorded the first failure.
                 self.failure = self.failure or failure
                 return
             self.orders.wait(period_s)
@@ -149,7 +127,7 @@ class ServerLife:
     def stop(self) -> bool:
         """Stop the server; called by a callable of it, begin to. Return whether there was one."""
         if not self.is_own:
-            # It is not a child of this fork.
+            # The process is not a child of this fork.
             return False
         if calling_model(self._context) is not None:
             return self._stop_in_background()
@@ -160,11 +138,7 @@ class ServerLife:
         return self.orders.is_for(self.session)
 
     def check_wanted(self) -> None:
-        """Check that nobody wants the server stopped.
-
-        Raises:
-            StartCancelled: Somebody does.
-        """
+        """Check that nobody wants the server stopped."""
         if self.is_stop_requested():
             raise StartCancelled
 
@@ -174,7 +148,7 @@ class ServerLife:
         self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Stop the server because of an error, in the background: who reports it would be waited for."""
+        """Stop the server after an error, in the background: the stop waits for the thread that reports it."""
         if self.failure is None:
             self.failure = error
         self.orders.wake()
@@ -186,7 +160,7 @@ class ServerLife:
             return False
         self._models.note_stop()
         atexit.unregister(self.at_exit)
-        # What starts servers also sends them requests.
+        # A program that stops its own server usually sends the requests itself, so no time is needed for others.
         linger_s = self.linger_s if self.orders.is_by_system else 0.0
         try:
             session.close(hurried=lambda: self.orders.is_hurried, linger_s=linger_s)

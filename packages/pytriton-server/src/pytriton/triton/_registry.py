@@ -46,7 +46,10 @@ _Owner = TypeVar("_Owner", bound=_ServerOwner)
 
 
 def make_alias(handle: _T) -> _T:
-    """Make the object that our own threads refer to in the place of the program's; both have the same attributes."""
+    """Make an object for our threads to refer to, so that they do not keep the program's object alive.
+
+    Both share their attributes.
+    """
     # A dictionary that belongs to neither of them.
     handle.__dict__ = dict(handle.__dict__)
     return _alias_of(handle)
@@ -78,16 +81,12 @@ class Registry(Generic[_Owner]):
         return found
 
     def stop_lost_servers(self, config: TritonConfig) -> None:
-        """Stop servers on the ports of a new one, in a notebook, if the program has lost their objects.
-
-        Args:
-            config: The settings of the new one.
-        """
+        """In a notebook, stop servers on the ports of a new one if the program has lost their objects."""
         if not in_notebook():
             return
         for alias, handle in self._on_ports(fixed_addresses(config)):
             if handle() is not None:
-                # Cycles are only found by looking for them.
+                # Only the garbage collector finds cycles.
                 gc.collect()
             if handle() is not None:
                 continue
@@ -127,7 +126,7 @@ class Registry(Generic[_Owner]):
 
 
 def _has_server(owner: _ServerOwner) -> bool:
-    # In a fork, they are the parent's.
+    # In a forked process they belong to the parent.
     return owner._life.is_own and owner.is_connected()
 
 

@@ -62,7 +62,7 @@ class RemoteTriton(TritonBase):
     """
 
     _CANCELLED = "stop() was called from another thread while the server was being connected to."
-    # The end of somebody else's server is seen only by looking.
+    # Only looking shows that somebody else's server has ended.
     _longest_period_s = 1.0
 
     def __init__(
@@ -76,14 +76,14 @@ class RemoteTriton(TritonBase):
         connect_timeout_s: float = STARTUP_TIMEOUT_S,
         response_cache_bytes: int = 0,
     ) -> None:
-        # Not at the top: whoever starts a server of their own needs no client.
+        # Imported late, because a program that starts its own server needs no client.
         from pytriton.client.management import TritonUrl, check_tls, make_ssl_context
 
         check_timeout("connect_timeout_s", connect_timeout_s)
         self._url = TritonUrl.from_url(url)
         self._tls = check_tls(tls, self._url)
         if self._tls is not None:
-            # What cannot be read is to be said here, not when it is used.
+            # A file that cannot be read is reported here, and not when it is used.
             make_ssl_context(self._tls)
         self._access_token = access_token
         self._replace_models = replace_models
@@ -127,7 +127,7 @@ class RemoteTriton(TritonBase):
             TritonServerStartError: `stop` was called in the meantime.
             WorkspaceError: The workspace cannot be made.
         """
-        # A fork has the lock as the other process held it: nobody may ever release it there.
+        # In a fork, the lock may be held for ever by a thread of the parent.
         self._check_own()
         with self._life.lock:
             if self._remote is not None and self._life.session is not None:
@@ -180,7 +180,7 @@ class RemoteTriton(TritonBase):
     def _watch(self, remote: "RemoteSession") -> None:
         """Look after the models on the server, as long as the session lasts."""
         while not remote.ended.wait(RECONCILE_PERIOD_S) and remote.failure is None:
-            # Whoever changes something has the lock, and sees for himself what is wrong.
+            # A thread that changes something holds the lock, and sees the problem itself.
             if self._life.lock.acquire(blocking=False):
                 try:
                     if self._life.session is remote:

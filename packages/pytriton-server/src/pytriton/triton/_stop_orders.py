@@ -24,10 +24,9 @@ class StopOrders:
     def __init__(self) -> None:
         self.signals: list[int] = []
         """The signals that have come since the server is served, oldest first."""
-        # By whoever wants the server stopped (None), or only that of a certain session; whoever holds the lock and
-        # waits looks at them.
+        # Orders to stop the server (None), or a certain session only; the holder of the lock reads them while it waits.
         self._calls: list[Session | None] = []
-        # A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
+        # A SimpleQueue, because a signal handler may put into it at any point of the main thread.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def __bool__(self) -> bool:
@@ -56,7 +55,7 @@ class StopOrders:
     def wait(self, timeout_s: float) -> None:
         """Wait for `wake` or a signal, so many seconds at most."""
         with contextlib.suppress(queue.Empty):
-            # `serve` takes any period, also one without end.
+            # `serve` accepts any period, also an infinite one.
             self._wake.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
     @contextlib.contextmanager
@@ -78,15 +77,9 @@ class StopOrders:
 
     @contextlib.contextmanager
     def changing(self, lock: "threading.RLock", context: TritonContext) -> Iterator[None]:
-        """Hold the lock of a server. A callable of it does not wait for a stop, which waits for the callable.
+        """Hold the lock of a server.
 
-        Args:
-            lock: The lock.
-            context: What all models of the server have in common.
-
-        Raises:
-            PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
-            TritonServerError: The system starts no more threads.
+        A callable of that server does not wait for a stop, because the stop waits for the callable.
         """
         is_callable = calling_model(context) is not None
         while not lock.acquire(timeout=_LOCK_POLL_S if is_callable else -1):
@@ -100,7 +93,7 @@ class StopOrders:
         except RuntimeError as error:
             if is_callable or not is_without_threads(error):
                 raise
-            # What to do follows from the text.
+            # The text says what to do.
             raise TritonServerError(f"This process cannot serve: {error}.") from error
         finally:
             lock.release()

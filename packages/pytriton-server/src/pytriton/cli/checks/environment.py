@@ -22,7 +22,7 @@ from pytriton.server.workspace import default_home
 __all__ = ["describe_environment", "describe_variables"]
 
 _SECRET = re.compile(r"token|secret|key|password|passwd|credential", re.IGNORECASE)
-# user:password@ in an address.
+# The user:password@ in an address.
 _USER_INFO = re.compile(r"://[^/@\s]+@")
 _HIDDEN = "(hidden)"
 _DISTRIBUTIONS = (
@@ -49,11 +49,7 @@ _TOOL_DEADLINE_S = 20.0
 
 
 def describe_environment(*, verbose: bool) -> str:
-    """Describe versions, machine, tritonserver, GPUs, ports and variables, one section each.
-
-    Args:
-        verbose: Whether each known vulnerability of the tritonserver is named.
-    """
+    """Describe versions, machine, tritonserver, GPUs, ports and variables, in one section each."""
     sections: dict[str, Callable[[], Iterator[str]]] = {
         "Python": _python,
         "Distributions": _distributions,
@@ -70,7 +66,7 @@ def describe_environment(*, verbose: bool) -> str:
         try:
             lines += [f"  {line}" for line in section()]
         except Exception as error:
-            # One part that cannot be found out must not keep the others from the report.
+            # If one part fails, the report has the others.
             lines.append(f"  (cannot be told: {type(error).__name__}: {error})")
     return "\n".join(lines)
 
@@ -119,7 +115,7 @@ def _memory() -> Iterator[str]:
     total, available = (int(found[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     yield f"{available / 2**30:.1f} of {total / 2**30:.1f} GiB memory available"
     limit = (read_own_group("memory", "memory.max", "memory.limit_in_bytes") or "").strip()
-    # Without a limit it is "max", or a number beyond all memory.
+    # Without a limit, the value is "max", or larger than any memory.
     if limit.isdecimal() and int(limit) < total:
         yield f"limited to {int(limit) / 2**30:.1f} GiB by the control group"
 

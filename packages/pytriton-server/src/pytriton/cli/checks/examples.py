@@ -65,12 +65,7 @@ class _ExampleError(Exception):
 
 
 def example_add_sub(steps: Steps, _folder: Path) -> None:
-    """Serve the model in this process and call it over HTTP and gRPC.
-
-    Args:
-        steps: Runs the steps, and keeps those that failed.
-        _folder: Unused: the logs go where those of the process go.
-    """
+    """Serve the model in this process and call it over HTTP and gRPC."""
     steps.heading("A model in this process:")
     with contextlib.suppress(StepFailed), contextlib.ExitStack() as stack:
         with steps.step("start tritonserver"):
@@ -93,12 +88,7 @@ def example_add_sub(steps: Steps, _folder: Path) -> None:
 
 
 def example_add_sub_script(steps: Steps, folder: Path) -> None:
-    """Serve the model with a script in a process of its own, call it, and end it with SIGTERM.
-
-    Args:
-        steps: Runs the steps, and keeps those that failed.
-        folder: Where to write script and log.
-    """
+    """Serve the model with a script in a process of its own, call it, and end it with SIGTERM."""
     steps.heading("A model in a script of its own:")
     script, log = folder / "add_sub.py", folder / "add_sub.log"
     with contextlib.suppress(StepFailed), contextlib.ExitStack() as stack:

@@ -18,16 +18,7 @@ class ReportError(Exception):
 
 
 class Report:
-    """Context manager: makes the folder, collects the logs of this process in it, and zips and removes it in the end.
-
-    Args:
-        command: Name of the command, for names of files.
-        workspace: The folder to make, which stays. None takes a temporary one.
-        zip_report: Whether to make a ZIP of it in the current folder.
-
-    Raises:
-        ReportError: When entered: the folder exists, or cannot be made. When left: the ZIP cannot be made.
-    """
+    """Context manager: makes a folder, collects the logs of this process in it, and zips and removes it."""
 
     def __init__(self, command: str, workspace: Path | None, *, zip_report: bool) -> None:
         self._command = command
@@ -61,7 +52,7 @@ class Report:
         self._level, self._propagate = logger.level, logger.propagate
         logger.addHandler(self._handler)
         logger.setLevel(logging.DEBUG)
-        # The steps say on the terminal what has to be said there.
+        # The steps print what the terminal has to show.
         logger.propagate = False
         return self
 
@@ -76,7 +67,7 @@ class Report:
         logger.setLevel(self._level)
         logger.propagate = self._propagate
         try:
-            # Whoever interrupts wants an end.
+            # After an interrupt no ZIP is made.
             if self._zip_report and (exc_type is None or issubclass(exc_type, Exception)):
                 self.kept.append(self._make_zip())
         finally:

@@ -15,11 +15,7 @@ class StepFailed(Exception):
 
 
 class Steps:
-    """Runs steps, prints a line for each, and keeps the lines.
-
-    Args:
-        echo: Prints one line.
-    """
+    """Runs steps, prints a line for each, and keeps the lines."""
 
     def __init__(self, echo: Callable[[str], None]) -> None:
         self._echo = echo
@@ -38,14 +34,7 @@ class Steps:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Run its block as a step.
-
-        Args:
-            title: What it does.
-
-        Raises:
-            StepFailed: The block raised an error, which is recorded.
-        """
+        """Run a block as a step. An error in it is recorded, and becomes `StepFailed`."""
         began = time.monotonic()
         try:
             yield

@@ -15,13 +15,13 @@ from pytriton.server.workspace import Workspace
 
 __all__ = ["check_system"]
 
-# tritonserver has about 40 with a model on two processors, and each worker and connection some.
+# tritonserver has about 40 threads with a model on two processors; each worker and connection adds some.
 _THREADS = 100
-# What it has open with one model, and a few connections.
+# The files that tritonserver opens for one model and a few connections.
 _FILES = 128
-# An arena grows in steps, and no step is larger than it is by then.
+# An arena grows in steps, each at most as large as the arena is by then.
 _SHARED_BYTES = 64 << 20
-# What its libraries, and the stacks of its threads, take of addresses; little of that is memory.
+# The address space that its libraries and thread stacks take; little of it is memory.
 _ADDRESSES = 1 << 30
 
 
@@ -30,12 +30,7 @@ class SystemDeniedError(Exception):
 
 
 def check_system(steps: Steps, _folder: Path) -> None:
-    """Try what tritonserver and workers need of the system.
-
-    Args:
-        steps: Runs the steps, and keeps those that failed.
-        _folder: Unused: the workspace has a folder of its own.
-    """
+    """Try what tritonserver and workers need of the system."""
     steps.heading("What the system lets a server do:")
     for title, attempt in (
         ("write to a folder of its own, and lock a file there", _make_workspace),
@@ -81,7 +76,7 @@ def _start_threads() -> None:
 
 
 def _check_files() -> None:
-    # The soft limit is raised for tritonserver, as far as that goes.
+    # tritonserver raises its soft limit as far as the hard one.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and most < _FILES:
         raise SystemDeniedError(

@@ -98,10 +98,6 @@ class Backend:
         new_lane: Makes the lane of an instance, see `Lane`.
         lane_thread: Gives the thread that a lane serves a batch in; 0 where none does.
         close_lane: Lets a lane go of everything.
-
-    Raises:
-        LibraryNotFoundError: If this installation has no native library.
-        UnsupportedError: If Triton's library lacks a function.
     """
 
     def __init__(self) -> None:
@@ -111,7 +107,7 @@ class Backend:
         self._runners: dict[int, InstanceRunner] = {}
         library = NativeLibrary()
         library.connect("connect")
-        # In the order in which the library takes them, which keeps them for the life of the process.
+        # In the order of the library's arguments; the library keeps them as long as the process lives.
         hooks = (
             self._guarded(self._load_model),
             self._guarded(self._load_instance),
@@ -129,7 +125,7 @@ class Backend:
         self.lane_thread: Callable[[Any], int] = functions["lane_thread"]
         self.close_lane: Callable[[Any], None] = functions["close_lane"]
         self._refuse: Callable[[bytes], None] = functions["refuse"]
-        # Then no thread of Triton may enter the interpreter any more.
+        # After that, no thread of Triton may enter the interpreter.
         process.call_at_exit(library.function("close", None, keep_gil=True))
 
     # ---- for bindings -----------------------------------------------------------------------------------------------
@@ -182,19 +178,13 @@ class Backend:
         self._runners[token].make_room(length)
 
     def _execute(self, token: int, batch: int, request: int, in_place: list[tuple[int, int]]) -> int:
-        # From here on the batch is answered by its handle at the latest.
+        # From here on, the handle answers the batch at the latest when it is deleted.
         handle = BatchHandle(self, batch)
         handle.serve(self._runners[token].execute, request, in_place)
         return 1
 
 
 def load_backend() -> Backend:
-    """Load the native library, or give it if it is there.
-
-    Raises:
-        LibraryNotFoundError: If this installation has none.
-        TritonServerNotFoundError: If there is no tritonserver.
-        UnsupportedError: If its library cannot be used.
-    """
-    # The native library calls the functions of one only.
+    """Load the native library, or give it if it is there."""
+    # The native library calls the functions of a single object.
     return process.shared("backend", Backend)

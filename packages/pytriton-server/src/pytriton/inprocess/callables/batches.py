@@ -38,10 +38,10 @@ POINTED_TO_BYTES = 64 << 10
 """Outputs of so many bytes are copied once, from where they are to where Triton wants them; those of several requests
 are not joined for that."""
 _FIRST_SLAB_BYTES = 64 << 10
-# Larger slabs go when the batch does, whoever needs one of the size again gets a new one.
+# Larger slabs are freed with their batch.
 _KEPT_SLAB_BYTES = 64 << 20
 _KEPT_SLABS = 16
-# References to the memory of a slab that nobody else has: its attribute, and the argument of getrefcount.
+# The usual references to a slab's memory: the attribute, and the argument of getrefcount.
 _OWN_REFERENCES = 2
 _ALL_REQUESTS = 0xFFFFFFFF
 
@@ -60,11 +60,7 @@ class Slab:
     __slots__ = ("address", "capacity", "memory")
 
     def __init__(self, length: int) -> None:
-        """Take memory for `length` bytes or more.
-
-        Raises:
-            OSError: If the system has none.
-        """
+        """Take memory for `length` bytes or more."""
         self.capacity = max(_FIRST_SLAB_BYTES, 1 << (length - 1).bit_length()) if length < _KEPT_SLAB_BYTES else length
         self.memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -81,11 +77,7 @@ class SlabPool:
         self._free: list[Slab] = []
 
     def take(self, length: int = 1) -> Slab:
-        """Return a slab of `length` bytes or more.
-
-        Raises:
-            OSError: If the system has no memory.
-        """
+        """Return a slab of `length` bytes or more."""
         try:
             slab = self._free.pop()
         except IndexError:
@@ -117,7 +109,7 @@ class BatchHandle:
 
     def fail(self, text: str, code: int) -> None:
         """Answer every request that is open with an error; from any thread."""
-        # The C side ends a text at a zero byte.
+        # C ends a text at a zero byte.
         self._library.fail(self.address, code, text.encode("utf-8", "replace").replace(b"\0", b"\\0"))
 
     def serve(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -129,7 +121,7 @@ class BatchHandle:
             self.fail(f"the batch could not be served: {type(error).__name__}: {error}", layout.ErrorCode.INTERNAL)
 
     def __del__(self) -> None:
-        # Runs wherever the last reference goes, maybe in the garbage collector.
+        # This runs in whichever thread drops the last reference, maybe in the garbage collector.
         if not self._library.delete(self.address):
             self.fail("the request was given up without an answer", layout.ErrorCode.INTERNAL)
             self._library.delete(self.address)
@@ -157,19 +149,9 @@ class DirectBatch(Batch):
         owner: object = None,
         writable: bool = False,
     ) -> DirectBatch:
-        """Read a batch.
+        """Read a batch that was written to a slab.
 
-        Args:
-            slab: Where it was written.
-            handle: The batch on the other side.
-            reader: Reads its metadata.
-            in_place: The tensors, by their place in the record, that are not in the slab, and their addresses.
-            owner: What keeps those alive; `None` where nothing is known to: they are copied then.
-            writable: Whether all inputs may be written to, as they are all in the slab.
-
-        Raises:
-            ProtocolError: If numpy has no such tensor.
-            TypeError: If a tensor's dtype has no numpy type here.
+        Tensors in `in_place` are in memory that `owner` keeps alive; without an owner they are copied.
         """
         memory = slab.memory
         _, count, tensor_count, number, length, record_length, entries, tensors, received_ns, sent_ns = _HEADER(memory)
@@ -216,17 +198,13 @@ class DirectBatch(Batch):
 
 
 class DirectSink:
-    """Sends records straight into Triton's responses. For one thread at a time, apart from `hold` and `fail_late`.
-
-    Args:
-        library: The calls into the other side.
-    """
+    """Sends records straight into Triton's responses. For one thread at a time, apart from `hold` and `fail_late`."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._slab = Slab(1)
         self._held: dict[int, BatchHandle] = {}
-        # When each batch was taken or had its last response so far, while progress is tracked.
+        # The times at which each batch was taken or last got a response, while progress is watched.
         self._progress_at: dict[int, float] | None = None
 
     def track_progress(self) -> None:
@@ -240,10 +218,9 @@ class DirectSink:
             self._progress_at[handle.address] = time.monotonic()
 
     def fail_late(self, limit_s: float, text: str, code: int) -> bool:
-        """Answer the requests with an error whose callable has given nothing for so many seconds; from any thread.
+        """Fail the requests whose callable has sent nothing for `limit_s` seconds; return whether there were any.
 
-        Returns:
-            Whether there were any.
+        Any thread may call this.
         """
         progress_at = self._progress_at
         oldest = time.monotonic() - limit_s
@@ -268,7 +245,7 @@ class DirectSink:
             record.write(memory, 0, number)
             self._library.respond(number, self._slab.address, made.length, None)
         else:
-            # Copied once, from where they are to where Triton wants them.
+            # The bytes are copied once, from where they are to where Triton wants them.
             memory = self._room(len(made.metadata))
             kept = [_address(payload) for payload in record.payloads]
             record.write_metadata(memory, 0, number)

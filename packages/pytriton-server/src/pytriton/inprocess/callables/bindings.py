@@ -65,19 +65,7 @@ class RunningServer(Protocol):
 
 
 class BoundCallables:
-    """One version of a bound model.
-
-    Args:
-        bound: What the user gave, checked.
-        tracing: Which tracer the callables get.
-        copy_inputs: Whether the callables get copies of all inputs.
-
-    Attributes:
-        bound: See above.
-        number: Under which the native library finds it; `None` until it is first loaded.
-        warmup_error: What the warm-up failed with, the last time.
-        cache_bytes: What answers that are given again may take in the server; 0 where none are.
-    """
+    """One version of a bound model."""
 
     def __init__(self, bound: ModelDefinition, tracing: ModelTracing, copy_inputs: bool) -> None:
         self.bound = bound
@@ -88,7 +76,7 @@ class BoundCallables:
         self._tracer: TracerLease | None = None
         self._copy_inputs = copy_inputs
         self._counters = Counters()
-        # The user's context, not that of Triton's thread which loads the model.
+        # The context of the user; the model is loaded in a thread of Triton.
         self._bind_context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._runners: list[Runner] = []
@@ -100,12 +88,7 @@ class BoundCallables:
         return bool(self._runners)
 
     def make_runner(self, place: int, instance: Instance) -> Runner:
-        """See `ServedModel`. Warms the callable up, the first time.
-
-        Raises:
-            InternalError: If the warm-up failed.
-            TimedOutError: If it is not over in time.
-        """
+        """Make the runner of an instance. The first call warms the callable up."""
         infer: Any = self.bound.callables[place % len(self.bound.callables)]
         with self._lock:
             if self._tracer is None:
@@ -165,7 +148,8 @@ class BoundCallables:
             except BaseException as error:
                 failures.append(error)
 
-        # In a thread, so that one that hangs does not hang the server. The callable's own context is not entered yet.
+        # In a thread, so that a callable that hangs does not hang the server. The context of the callable is entered
+        # later.
         thread = threading.Thread(target=context.copy().run, args=(run,), name=f"pytriton-warmup-{name}", daemon=True)
         thread.start()
         thread.join(limit_s)
@@ -198,18 +182,14 @@ class BoundCallables:
 
 
 class Bindings:
-    """The bound models of one `Server`. They outlast its stop: the next start serves them again.
-
-    Args:
-        running: Gives what runs of the server; `None` while it is stopped.
-    """
+    """The bound models of one `Server`. They outlast its stop: the next start serves them again."""
 
     def __init__(self, running: Callable[[], RunningServer | None]) -> None:
         self._running = running
         self._lock = threading.RLock()
         self._models: dict[tuple[str, int], BoundCallables] = {}
         self._context = TritonContext()
-        # Names that the running server has got from here, whatever became of them.
+        # The names that the running server has loaded from here, even if they were unloaded later.
         self._loaded: set[str] = set()
 
     def bind(
@@ -307,15 +287,7 @@ class Bindings:
     # ---- for the server ---------------------------------------------------------------------------------------------
 
     def on_started(self, server: RunningServer) -> None:
-        """Load what was bound before the start.
-
-        Args:
-            server: What was started.
-
-        Raises:
-            AlreadyBoundError: If a repository has a model of the name of a bound one.
-            TritonError: If a model does not load, as when its warm-up fails.
-        """
+        """Load what was bound before the start."""
         with self._lock:
             self._loaded = set()
             names = list(dict.fromkeys(model.bound.name for model in self._models.values()))

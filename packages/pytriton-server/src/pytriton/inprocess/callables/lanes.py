@@ -24,17 +24,7 @@ __all__ = ["Lane"]
 
 
 class Lane(PlainBatches):
-    """The lane of one instance, and what it asks.
-
-    Args:
-        backend: The native library.
-        service: The callable and its model.
-        context: Where the callable runs.
-        instance: The instance.
-        reader: Reads metadata.
-        run: Takes a batch through the rest, whose callable was called.
-        renew: Puts another slab in the place of the instance's.
-    """
+    """The lane of one instance, and what it asks."""
 
     def __init__(
         self,
@@ -46,13 +36,13 @@ class Lane(PlainBatches):
         run: Callable[[BatchHandle, Execution], None],
         renew: Callable[[], None],
     ) -> None:
-        # Of large inputs some are read-only, and large outputs go into no record.
+        # Large inputs may be read-only, and large outputs are not copied into a record.
         super().__init__(service, reader, record_limit=IN_PLACE_BYTES, payload_limit=POINTED_TO_BYTES)
         self.renew = renew
         self._backend = backend
         self._run = run
         self._instance = instance
-        # Of its own: the instances of a model are threads, and none of them locks.
+        # Each instance has its own part, because instances are threads and none of them locks.
         self._numbers = service.counters.add_part()
         columns_func = service.columns_func
         self._native = backend.new_lane(
@@ -91,11 +81,7 @@ class Lane(PlainBatches):
         return make_requests(batch, len(batch.rows))
 
     def resume(self, called: list[Any]) -> None:
-        """Take a batch through the rest, whose callable was called; nothing else may refer to its inputs.
-
-        Args:
-            called: The parts of a batch, when the callable was called, what it returned and what it raised.
-        """
+        """Finish a batch whose callable the lane has called; nothing else may refer to its inputs."""
         handle = called[0]
         handle.serve(self._resume, called)
 

@@ -41,9 +41,9 @@ __all__ = ["AsyncRunner", "Runner", "SyncRunner"]
 
 logger = logging.getLogger(__name__)
 
-# What `in_place_from` is where nothing stays in place.
+# The value of `in_place_from` if nothing stays in place.
 _NEVER = (1 << 64) - 1
-# How late an async callable learns that its caller has given a request up.
+# An async callable learns within this time that its caller has cancelled a request.
 _CANCEL_POLL_S = 0.01
 _STACK_ENTRIES = 12
 _LONGEST_WATCH_S = 0.5
@@ -52,17 +52,7 @@ _UNLOAD_TIMEOUT_S = 5.0
 
 
 class Runner:
-    """What both kinds of callables have in common.
-
-    Args:
-        backend: The native library.
-        service: The callable and its model.
-        context: Where the callable runs.
-        instance: The instance that it serves.
-        copy_inputs: Whether every input is copied, so that all may be written to.
-        execution_timeout_s: How long a batch may take, in seconds; `None` is as long as it likes.
-        on_unload: Called when no batch comes any more and the callable is done.
-    """
+    """What both kinds of callables have in common."""
 
     def __init__(
         self,
@@ -103,7 +93,7 @@ class Runner:
         self._instance.owner = slab
 
     def _renew(self) -> None:
-        # Where there is no memory for another one, the next batch finds no room, and not one that is in use.
+        # Without memory for another slab, the next batch must find no room instead of a slab in use.
         self._instance.capacity = 0
         self._put(self._pool.take())
 
@@ -122,7 +112,7 @@ class Runner:
             self.sink.fail(number, text, ErrorCode.UNAVAILABLE)
             return None
         try:
-            # None for a request that was not made here, as those inside an ensemble: its inputs are copied.
+            # A request that was not made here, such as one inside an ensemble, has no owner, so its inputs are copied.
             owner = self._input_owners.get(request) if in_place else None
             batch = DirectBatch.read(self._slab, handle, self._reader, in_place, owner, self._copy_inputs)
         except (ProtocolError, TypeError, ValueError) as error:
@@ -178,7 +168,7 @@ class SyncRunner(Runner):
         self._loop = LazyLoop()
         self._thread: int | None = None
         self._lane: Lane | None = None
-        # A batch that may take too long has to be held from its start.
+        # The limit of a batch is watched from its start, which a lane does not do.
         if accelerator() is not None and self._watch_ends is None and not self._service.model.decoupled:
             self._lane = Lane(
                 self._backend, self._service, self._context, self._instance, self._reader, self._go_on, self._renew
@@ -242,7 +232,7 @@ class AsyncRunner(Runner):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         limit = STREAMS_MAX_IN_FLIGHT if self._service.model.decoupled else ASYNC_MAX_IN_FLIGHT
-        # Triton forms a batch before it calls: the wait for a place is at the end of a call, for the next one.
+        # Triton forms a batch before it calls, so each call waits at its end for a place for the next one.
         self._places = threading.Semaphore(limit - 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._handles: dict[int, BatchHandle] = {}
@@ -257,7 +247,7 @@ class AsyncRunner(Runner):
 
     def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         """See `InstanceRunner`; returns when there is a place for one more batch."""
-        # The tracer is looked up in the context of the callable, which the thread of the loop has entered.
+        # The thread of the loop has entered the context of the callable, in which the tracer is looked up.
         execution = self._execution(handle, request, in_place)
         slab = self._slab
         self._put(self._pool.take())
@@ -268,7 +258,7 @@ class AsyncRunner(Runner):
         if loop is None:
             handle.fail(f"model '{self._service.model.name}' is being unloaded", ErrorCode.UNAVAILABLE)
             return
-        # A copy: the thread of the loop has entered the callable's own.
+        # A copy, because the thread of the loop has entered the original.
         loop.call_soon_threadsafe(self._start, execution, handle, slab, context=self._context.copy())
         del execution, slab
         self._places.acquire()

@@ -32,14 +32,11 @@ class Api:
     return `None`; only `TRITONSERVER_ErrorNew` returns the pointer.
 
     A function that the library lacks raises an `UnsupportedError` where it is called: most programs do without.
-
-    Args:
-        library: The loaded library.
     """
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        # The same library once more, but called with the GIL kept.
+        # The same library, for functions that are called with the GIL held.
         keeping_gil = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
         self._declare(library.handle, functions.CALLS)
         self._declare(keeping_gil, functions.SHORT_CALLS)
@@ -50,16 +47,11 @@ class Api:
             setattr(self, name, function or self._missing(name))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # Reached for unknown names only: the functions are in the instance's dictionary.
+        # Python calls this for unknown names only: the functions are in the dictionary of the object.
         raise AttributeError(f"{name!r} is not declared in pytriton.inprocess.capi.functions", name=name, obj=self)
 
     def error_from(self, error: Any, *, owned: bool = False) -> TritonError:
-        """Make the exception for a `TRITONSERVER_Error*`.
-
-        Args:
-            error: The pointer, not null.
-            owned: Whether to delete it.
-        """
+        """Make the exception for a `TRITONSERVER_Error*`."""
         code: int = self.TRITONSERVER_ErrorCode(error)
         text: bytes = self.TRITONSERVER_ErrorMessage(error) or b""
         if owned:
@@ -92,7 +84,7 @@ class Api:
     def new_error(self, error: BaseException) -> int:
         """Make a `TRITONSERVER_Error*` for an exception, to be returned to Triton, which becomes its owner."""
         text = str(error) if isinstance(error, TritonError) else f"{type(error).__name__}: {error}"
-        # The C side ends the text at a zero byte.
+        # C ends the text at a zero byte.
         encoded = text.replace("\0", "\\0").encode(errors="replace")
         pointer = self.TRITONSERVER_ErrorNew(int(code_of(error)), encoded)
         return int(pointer.value or 0)
@@ -127,7 +119,7 @@ class Api:
 
 def _function(library: ctypes.CDLL, name: str, argtypes: Any) -> Any:
     try:
-        # Not as an attribute: that object would be shared by all who declare functions of this library.
+        # An attribute would be shared by everybody who declares functions of this library.
         function = library[name]
     except AttributeError:
         return None
@@ -136,14 +128,9 @@ def _function(library: ctypes.CDLL, name: str, argtypes: Any) -> Any:
 
 
 def load_api() -> Api:
-    """Load the library and its functions, or give those that are loaded.
-
-    Raises:
-        TritonServerNotFoundError: If there is no tritonserver in any of the places that are searched.
-        UnsupportedError: If its library cannot be used.
-    """
+    """Load the library and its functions, or give those that are loaded."""
     global _api
-    # Without the lock once it is there: it is read on every call into Triton.
+    # Once it exists it is read without the lock, because every call into Triton reads it.
     if _api is None:
         library = load_library()
         with _lock:

@@ -162,11 +162,7 @@ def error_class(code: int) -> type[TritonError]:
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """Return the code that an exception is reported to Triton with.
-
-    Returns:
-        The code of the class for a `TritonError`, `INTERNAL` for everything else.
-    """
+    """Return the code with which Triton gets an exception: that of a `TritonError`, otherwise `INTERNAL`."""
     for code, cls in _CLASSES.items():
         if isinstance(error, cls):
             return ErrorCode(code)
@@ -174,14 +170,7 @@ def code_of(error: BaseException) -> ErrorCode:
 
 
 def wrong_argument(name: str, expected: str, received: object, *, where: str | None = None) -> InvalidArgumentError:
-    """Make the error for an argument of the wrong type.
-
-    Args:
-        name: Name of the argument.
-        expected: What it should be, in words.
-        received: What it is.
-        where: What the call is about, such as `"model 'linear'"`.
-    """
+    """Make the error for an argument of the wrong type."""
     place = f"{where}: " if where else ""
     return InvalidArgumentError(
         f"{place}expected {name} to be {expected}, received {received!r} of type {type(received).__name__}.",
@@ -192,18 +181,7 @@ def wrong_argument(name: str, expected: str, received: object, *, where: str | N
 
 
 def checked_integer(name: str, value: object, allowed: range, kind: str = "an int", *, where: str | None = None) -> int:
-    """Return an integer, also one of numpy, as an `int`.
-
-    Args:
-        name: Name of the argument.
-        value: The integer.
-        allowed: Which ones can be.
-        kind: What is accepted, in words.
-        where: What the call is about, such as `"model 'linear'"`.
-
-    Raises:
-        InvalidArgumentError: If it is no integer, or none that can be.
-    """
+    """Return an integer, which may be numpy's, as an `int`; raise an error unless it is in `allowed`."""
     integer = None
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         integer = operator.index(value)
@@ -213,16 +191,7 @@ def checked_integer(name: str, value: object, allowed: range, kind: str = "an in
 
 
 def encoded_text(name: str, text: object, *, where: str | None = None) -> bytes:
-    """Return a text as the C API takes it.
-
-    Args:
-        name: Name of the argument.
-        text: The text.
-        where: What the call is about, such as `"model 'linear'"`.
-
-    Raises:
-        InvalidArgumentError: If it is no `str`, or has what a text of the C API cannot have.
-    """
+    """Return a text as the C API takes it, or raise an error if it has zero characters."""
     if not isinstance(text, str):
         raise wrong_argument(name, "a str", text, where=where)
     try:
@@ -230,6 +199,6 @@ def encoded_text(name: str, text: object, *, where: str | None = None) -> bytes:
     except UnicodeEncodeError:
         raise wrong_argument(name, "a str that UTF-8 can hold", text, where=where) from None
     if 0 in encoded:
-        # The C side would end it there.
+        # C would end the text there.
         raise wrong_argument(name, "a str without zero characters", text, where=where)
     return encoded

@@ -42,7 +42,7 @@ from pytriton.inprocess.capi.c_types import (
 
 __all__ = ["CALLS", "SHORT_CALLS", "VALUES"]
 
-# Functions that return an error, called without the GIL: they may wait, or call back into Python from another thread.
+# These functions return an error, and are called without the GIL: they may wait, or call Python in another thread.
 CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "TRITONSERVER_InferenceTraceDelete": (InferenceTraceHandle,),
     "TRITONSERVER_InferenceTraceNew": (
@@ -152,8 +152,8 @@ CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "TRITONSERVER_ServerUnregisterModelRepository": (ServerHandle, STRING),
 }
 
-# Functions that return an error and are over in well under a microsecond. They keep the GIL: giving it up and getting
-# it back costs more than they do. None of them waits for another thread.
+# These functions return an error within a microsecond. They keep the GIL, because releasing it would take longer. None
+# of them waits for another thread.
 SHORT_CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "TRITONSERVER_InferenceRequestAddRequestedOutput": (InferenceRequestHandle, STRING),
     "TRITONSERVER_InferenceRequestSetBoolParameter": (InferenceRequestHandle, STRING, BOOL),
@@ -174,7 +174,7 @@ SHORT_CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "TRITONSERVER_InferenceTraceSetContext": (InferenceTraceHandle, STRING),
 }
 
-# Functions that return something else, result first. They keep the GIL, too.
+# These functions return a value, listed first, and keep the GIL.
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "TRITONSERVER_ErrorCode": (ENUM, ErrorHandle),
     "TRITONSERVER_ErrorDelete": (None, ErrorHandle),

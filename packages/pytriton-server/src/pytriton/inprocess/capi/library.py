@@ -46,13 +46,7 @@ class Library:
 
 
 def load_library() -> Library:
-    """Load the library, or give the one that is loaded.
-
-    Raises:
-        TritonServerNotFoundError: If there is no tritonserver in any of the places that are searched.
-        UnsupportedError: If the one that was found has no library, or one that does not load or whose API is of
-            another major version.
-    """
+    """Load the library, or give the one that is loaded."""
     global _loaded
     with _lock:
         if _loaded is None:
@@ -64,11 +58,7 @@ def load_library() -> Library:
 
 
 class NativeLibrary:
-    """The native library of this package, whose functions begin with `pytriton_inprocess_`.
-
-    Raises:
-        LibraryNotFoundError: If this installation has none.
-    """
+    """The native library of this package, whose functions begin with `pytriton_inprocess_`."""
 
     def __init__(self) -> None:
         path = os.fspath(inprocess_library_path())
@@ -76,33 +66,18 @@ class NativeLibrary:
         self._keeping_gil = ctypes.PyDLL(path, handle=self._library._handle)
 
     def function(self, name: str, result: Any, *arguments: Any, keep_gil: bool = False) -> Any:
-        """Declare a function.
-
-        Args:
-            name: Its name, without what all begin with.
-            result: Type of its result.
-            *arguments: Types of its arguments.
-            keep_gil: Whether to call it with the GIL kept, as it neither waits nor calls back.
-        """
+        """Declare a function."""
         library = self._keeping_gil if keep_gil else self._library
-        # By index: that gives a function object of its own every time.
+        # Indexing makes a new function object each time.
         found = library[f"pytriton_inprocess_{name}"]
         found.restype = result
         found.argtypes = list(arguments)
         return found
 
     def open(self, name: str, *arguments: Any) -> dict[str, Any]:
-        """Call a function that takes objects of Python's, which it keeps, and gives functions for Python.
+        """Call a function that keeps Python objects, and return the functions that it makes, by name.
 
-        Args:
-            name: Its name, as for `function`.
-            *arguments: Its arguments.
-
-        Returns:
-            The functions by name. They are called as those of an extension module are.
-
-        Raises:
-            UnsupportedError: If this is an interpreter without the usual lock.
+        It needs an interpreter with the GIL.
         """
         if object.__basicsize__ != OBJECT_BYTES:
             raise UnsupportedError(
@@ -116,14 +91,7 @@ class NativeLibrary:
         return functions
 
     def connect(self, name: str) -> None:
-        """Call a function that looks up others of Triton's library, and gives the name of one that it lacks.
-
-        Args:
-            name: Its name, as for `function`.
-
-        Raises:
-            UnsupportedError: If Triton's library lacks a function.
-        """
+        """Call a function that looks up Triton's functions; raise an error if Triton lacks one."""
         triton = load_library()
         missing = self.function(name, ctypes.c_char_p, ctypes.c_void_p)(triton.handle._handle)
         if missing:
@@ -139,7 +107,7 @@ class NativeLibrary:
 
 def _find_file(binary: TritonServerBinary) -> Path:
     for folder in binary.library_dirs:
-        # A wheel renames what it bundles: libtritonserver-<hash>.so.
+        # A wheel may rename the library to libtritonserver-<hash>.so.
         for file in sorted(folder.glob("libtritonserver*.so*")):
             if file.is_file():
                 return file
@@ -167,14 +135,14 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _preload_siblings(path: Path) -> None:
-    """Load what lies beside the library, as what it needs has no run path that would find it.
+    """Load the libraries beside the server's, because it has no run path to find them.
 
-    Libraries that fail are tried again once others were loaded, until a round changes nothing: they need each other.
+    Those that fail are tried again after others, until nothing changes.
     """
     waiting = [
         file
         for file in sorted(path.parent.glob("*.so*"))
-        # A second libpython in the process would not share its state with the one that runs.
+        # A second libpython would have a state of its own.
         if file.is_file() and file != path and not file.name.startswith("libpython")
     ]
     while waiting:
@@ -183,7 +151,7 @@ def _preload_siblings(path: Path) -> None:
             try:
                 ctypes.CDLL(str(file), mode=os.RTLD_LOCAL | os.RTLD_NOW)
             except OSError:
-                # Whether it matters is known when the server's library is loaded: that one names what it lacks.
+                # Loading the server's library later names what is really missing.
                 failed.append(file)
         if len(failed) == len(waiting):
             return

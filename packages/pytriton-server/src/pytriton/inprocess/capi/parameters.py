@@ -18,13 +18,9 @@ Parameter: TypeAlias = str | int | bool | bytes
 
 @contextlib.contextmanager
 def c_parameters(api: Api, parameters: Mapping[str, Parameter]) -> Iterator[tuple[Any, int]]:
-    """Make the parameter objects of the C API and delete them at the end.
-
-    Yields:
-        An array of them, or `None` if there are none, and their number.
-    """
+    """Make the parameter objects of the C API, yield their array (`None` if empty) and number, and delete them."""
     handles: list[ParameterHandle] = []
-    # Of the values that Triton does not copy.
+    # Triton does not copy these values.
     kept: list[Any] = []
     try:
         for key, value in parameters.items():
@@ -39,7 +35,7 @@ def c_parameters(api: Api, parameters: Mapping[str, Parameter]) -> Iterator[tupl
 def _make(api: Api, key: bytes, value: Parameter, kept: list[Any]) -> ParameterHandle:
     made: ParameterHandle
     if isinstance(value, bytes):
-        # A zero byte is appended to it, so that the memory of an empty one is not null.
+        # ctypes appends a zero byte, so an empty value has an address, too.
         buffer = ctypes.create_string_buffer(value)
         kept.append(buffer)
         made = api.TRITONSERVER_ParameterBytesNew(key, buffer, len(value))

@@ -70,7 +70,7 @@ class _State:
 
 
 def _shared_state() -> _State:
-    # There is one library in the process, whose servers share what `delete_when_alone` is about, and one exit.
+    # A process has one Triton library and one exit, so packages that are imported twice share this.
     state: _State = sys.__dict__.setdefault("_pytriton_inprocess", _State())
     return state
 
@@ -79,12 +79,7 @@ _state = _shared_state()
 
 
 def shared(name: str, make: Callable[[], _Result]) -> _Result:
-    """Return the one object of a name in this process, also to a package that was imported a second time.
-
-    Args:
-        name: Name of the object.
-        make: Makes it if it is not there.
-    """
+    """Return the object of this name in the process, shared with a second import of this package; `make` makes it."""
     with _state.lock:
         if name not in _state.shared:
             _state.shared[name] = make()
@@ -93,11 +88,7 @@ def shared(name: str, make: Callable[[], _Result]) -> _Result:
 
 
 def check_may_start() -> None:
-    """Check that a server can be started in this process, and watch the process from now on.
-
-    Raises:
-        UnsupportedError: If the process was forked from one in which a server was started.
-    """
+    """Check that a server can be started in this process, and watch the process from now on."""
     if _state.forked_from is not None:
         raise UnsupportedError(
             f"Expected to start a server in a process of its own, but process {os.getpid()} was forked from "
@@ -117,7 +108,7 @@ def check_may_start() -> None:
 
 def call_at_exit(function: Callable[[], object]) -> None:
     """Have a function called at the exit of a process with servers, when they are stopped."""
-    # Without the lock, which is held while what is shared is made.
+    # Without the lock, which is held while shared objects are made.
     _state.at_exit.append(function)
 
 
@@ -134,15 +125,9 @@ def is_alone(server: StartedServer) -> bool:
 
 
 def delete_when_alone(server: StartedServer, delete: Callable[[], object] | None) -> None:
-    """Forget a server, and delete it once no other one runs.
+    """Delete a stopped server once no other server runs.
 
-    All servers of the process share Triton's manager of pinned memory, which also serves the ensembles, and the
-    deletion of any of them deletes that, with the memory that the others have from it. A stopped server has no models,
-    so that little is lost by keeping it.
-
-    Args:
-        server: The server, which is stopped.
-        delete: What deletes it, if there is anything to delete.
+    All servers share Triton's pinned memory, and deleting one of them would free it under the others.
     """
     with _state.lock:
         _state.servers.discard(server)
@@ -153,19 +138,9 @@ def delete_when_alone(server: StartedServer, delete: Callable[[], object] | None
 
 
 def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object], what: str) -> _Result:
-    """Do something that blocks in Triton, so that an interrupt of the main thread gets through at once.
+    """Run work that blocks in Triton, so that an interrupt of the main thread gets through at once.
 
-    Args:
-        work: What to do. It is done in a thread of its own if this is the main thread, the only one that is
-            interrupted.
-        undo: What to do with the result if there was an interrupt before it.
-        what: What it is, for the name of the thread.
-
-    Returns:
-        What `work` returned.
-
-    Raises:
-        BaseException: What `work` raised, or the interrupt.
+    In the main thread, another thread does it; `undo` gets the result if the interrupt came first.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -180,11 +155,11 @@ def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object]
             future.set_result(result)
 
     def clean_up(done: Future[_Result]) -> None:
-        # A failure has nothing to undo, and the interrupt tells more.
+        # A failure needs no undo, and the interrupt says more.
         if done.exception() is None:
             undo(done.result())
 
-    # Not a daemon: the interpreter must not go while Triton may still call into it.
+    # Not a daemon thread, because Triton may call the interpreter until it has ended.
     threading.Thread(target=run, name=f"pytriton-inprocess-{what}").start()
     try:
         return future.result()
@@ -195,7 +170,7 @@ def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object]
 
 
 def _after_fork(state: _State) -> None:
-    # Another thread of the parent may have held it.
+    # A thread of the parent may have held the lock.
     state.lock = threading.Lock()
     state.forked_from = os.getppid()
     state.skip_destructors_at_exit()
@@ -204,19 +179,18 @@ def _after_fork(state: _State) -> None:
 
 
 def _exit_without_destructors() -> Callable[[], None]:
-    """Return a function that makes the exit of this process skip the destructors of libraries that are loaded by now.
+    """Return a function that makes the exit of this process skip the destructors of loaded libraries.
 
-    At exit, Triton's library waits for the thread that reads the metrics of devices. In a forked child that thread is
-    not there, and waiting for it crashes or never ends. What Python does at its exit is done before, and output that C
-    code has buffered is written.
+    At exit, Triton's library waits for the thread that reads device metrics; a forked child lacks that thread, so the
+    wait would crash or hang. Python's own exit has run by then, and buffered output is written.
     """
     c = ctypes.CDLL(None)
-    # Looked up now: after the fork, the loader's lock may be one of those that nobody releases.
+    # Looked up before the fork: afterwards the loader's lock may be held for ever.
     on_exit, leave = getattr(c, "on_exit", None), getattr(c, "_exit", None)
     at_exit, flush = getattr(c, "__cxa_atexit", None), getattr(c, "fflush", None)
 
     def register_in_child() -> None:
-        # Called in reverse order at exit: fflush(NULL), _exit(status).
+        # Exit calls them in reverse order: fflush(NULL), then _exit(status).
         if on_exit is not None:
             on_exit(leave, None)
         if at_exit is not None:
@@ -227,14 +201,14 @@ def _exit_without_destructors() -> Callable[[], None]:
 
 def _exit() -> None:
     if _state.forked_from is not None:
-        # The threads that these are about are in the parent.
+        # The threads that this concerns are in the parent.
         return
     for server in list(_state.servers):
         logger.debug("Stopping the server %r, which still runs at exit.", server.name)
         try:
             server.stop()
         except Exception:
-            # There is nobody left to raise to.
+            # Nobody could catch an exception here.
             logger.exception("The server %r could not be stopped at exit.", server.name)
     for function in _state.at_exit:
         function()

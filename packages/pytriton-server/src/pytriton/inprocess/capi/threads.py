@@ -25,11 +25,11 @@ from pytriton.inprocess.capi.errors import UnsupportedError
 __all__ = ["starting", "unloading", "unloading_threads"]
 
 _SERVER, _UNLOAD = ":triton", ":unload"
-# As long as the kernel lets the name of a thread be, without the end of line that it is read with.
+# The kernel cuts longer names of threads.
 _LONGEST = 15
 _OWN_NAME = "/proc/thread-self/comm"
 _THREADS = "/proc/self/task"
-# One that computes for longer is not about to put anything back.
+# A thread that computes for longer will not return memory soon.
 _SETTLED_AFTER_S = 2
 _PAUSE_S = 0.0005
 
@@ -41,9 +41,9 @@ def starting() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def unloading() -> Iterator[None]:
-    """Name this thread for as long as it has Triton unload models, and with it the threads that Triton makes.
+    """Name this thread, and the threads that Triton starts from it, while models are unloaded.
 
-    Waits before until the threads of the instances have settled from their last work.
+    It first waits until the threads of the instances are idle.
     """
     _settle()
     with _named(_UNLOAD):
@@ -99,7 +99,7 @@ def _threads(suffix: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    # A thread that has ended by now cannot be read.
+    # A thread that has ended cannot be read.
     with (
         contextlib.suppress(FileNotFoundError, ProcessLookupError),
         open(path, encoding="utf-8", errors="surrogateescape") as file,

@@ -22,9 +22,9 @@ class InFlight(Protocol):
 
 
 class _Call:
-    """A call of the C API that is not over; a context manager, which gives the handle of the server.
+    """A call of the C API that is not over, as a context manager that gives the handle of the server.
 
-    No generator: an exception that ends one may keep it in a cycle, where a signal comes at the wrong moment.
+    A generator would not do: if a signal interrupts it, an exception may keep it alive in a cycle.
     """
 
     __slots__ = ("__weakref__", "_access")
@@ -35,7 +35,7 @@ class _Call:
     def __enter__(self) -> ServerHandle:
         access = self._access
         access._calls.add(self)
-        # Looked at after the call was noted: `refuse_calls` comes before the look at the calls.
+        # Checked after the call was noted, because `refuse_calls` sets the flag before it counts calls.
         if access._refusing:
             access._calls.discard(self)
             raise access.refusal()
@@ -46,17 +46,9 @@ class _Call:
 
 
 class ServerAccess:
-    """The handle of a server of the C API, for calls and requests until it is stopped.
+    """The handle of a server of the C API, which gives access to calls and requests until it is stopped.
 
-    Args:
-        name: Name of the server.
-
-    Attributes:
-        name: See above.
-        api: The functions.
-        handle: The handle; null until the server is started.
-        model_specs: What was fetched of the descriptions of models, by name and version. They may be out of date, as
-            models are loaded anew.
+    `model_specs` caches descriptions of models, which may be out of date.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,8 +57,8 @@ class ServerAccess:
         self.handle = ServerHandle()
         self.model_specs: dict[tuple[str, int], ModelSpec] = {}
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
-        # Those that Triton has are kept elsewhere. So one that is being made is gone with the call that makes it,
-        # however many signals come while that cleans up.
+        # Weak references: a request whose creation fails disappears with the call, even if signals interrupt the
+        # cleanup.
         self._in_flight: dict[int, weakref.ref[InFlight]] = {}
         self._refusing = False
         self._stopped = False
@@ -83,26 +75,17 @@ class ServerAccess:
         return self._forked_from is not None
 
     def use(self) -> _Call:
-        """Return the handle for a call, in a `with` block, and keep the server from being deleted during it.
-
-        Raises:
-            UnavailableError: If the server is being stopped.
-            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
-        """
-        # Gone with the call, also where a signal ends that before or after the block.
+        """Return the handle for a call, in a `with` block, and keep the server from being deleted during it."""
+        # The object ends with the call, even if a signal comes before or after the block.
         return _Call(self)
 
     def admit(self, request: InFlight) -> ServerHandle:
-        """Note that a request is about to be given to Triton, and give the handle for that.
+        """Note that Triton is about to get a request, and return the handle.
 
-        Whoever calls it calls `finish` when Triton has released the request and given its last response.
-
-        Raises:
-            UnavailableError: If the server is being stopped.
-            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        The caller calls `finish` when Triton has released it.
         """
         self._in_flight[id(request)] = weakref.ref(request)
-        # Looked at after the request was noted: `refuse_calls` comes before the look at the requests.
+        # Checked after the request was noted, because `refuse_calls` sets the flag before it counts requests.
         if self._refusing:
             self.finish(request)
             raise self.refusal()
@@ -124,19 +107,14 @@ class ServerAccess:
 
     def users(self) -> str:
         """Say who keeps the server from being stopped, in words; empty if nobody does."""
-        # Counted one by one: a signal in the wrong moment leaves the set with places of calls that are gone.
+        # They are counted one by one, because a signal may leave dead entries in the set.
         calls, requests = sum(1 for _ in self._calls), len(self.in_flight)
         parts = [f"{requests} requests in flight"] if requests else []
         parts += [f"{calls} calls of other threads"] if calls else []
         return " and ".join(parts)
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Call a function that answers with a message, and give what its JSON says.
-
-        Args:
-            function: The C name of the function.
-            *arguments: All of its arguments between the handle of the server and the message.
-        """
+        """Call a function that answers with a message, and give what its JSON says."""
         with self.use() as handle:
             return self.api.ask(function, handle, *arguments)
 

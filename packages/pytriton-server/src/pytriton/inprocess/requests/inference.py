@@ -45,9 +45,9 @@ class _Responses:
             self._pending.cancel()
 
     def __del__(self) -> None:
-        # There is none if Triton refused the request, or a signal ended the call before.
+        # It is missing if Triton refused the request, or a signal ended the call.
         pending = getattr(self, "_pending", None)
-        # With a queue of the caller's, responses are read from there.
+        # With a queue of the caller, responses are read from the queue.
         if pending is not None and not self._finished and self._request.response_queue is None:
             pending.cancel()
 
@@ -157,7 +157,7 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         self._timeout_s = None if request.response_timeout_s is None else _checked_timeout(request)
         self._arrived: deque[InferenceResponse] = deque()
         self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
-        # The request must not keep the iterator, which cancels the request when it is dropped.
+        # The request must not refer to the iterator, whose deletion cancels the request.
         deliver = _wake_waiters(self._arrived, self._waiters)
         if request.response_queue is not None:
             deliver = _deliver_to_both(deliver, _async_put(request))
@@ -197,7 +197,7 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         future = loop.create_future()
         self._waiters.append((loop, future))
         if self._arrived:
-            # It came before the waiter was noted.
+            # The response came before the waiter was added.
             return
         timer = None if deadline is None else loop.call_at(deadline, _wake, future)
         try:
@@ -225,7 +225,7 @@ def _wake_waiters(
             try:
                 loop.call_soon_threadsafe(_wake, future)
             except RuntimeError:
-                # That loop is closed, and whoever waited in it is gone.
+                # The loop is closed, so nobody waits in it.
                 continue
 
     return deliver
@@ -249,7 +249,7 @@ def _checked_timeout(request: InferenceRequest) -> float:
         raise wrong_argument(
             "response_timeout_s", "None or a number of seconds from 0 on", timeout_s, where=describe(request.model)
         )
-    # More cannot be waited for, which is some centuries.
+    # Python cannot wait longer than this, which is centuries.
     return min(timeout_s, threading.TIMEOUT_MAX)
 
 
@@ -266,7 +266,7 @@ def _sync_put(request: InferenceRequest) -> _Deliver:
     put = getattr(target, "put_nowait", None)
     bounded = getattr(target, "maxsize", 0) > 0
     if isinstance(target, asyncio.Queue) or put is None or bounded:
-        # A full queue would hold up a thread of Triton's.
+        # A full queue would block a thread of Triton.
         raise wrong_argument(
             "response_queue", "a queue.SimpleQueue, or a queue.Queue without a limit", target,
             where=describe(request.model),
@@ -291,7 +291,7 @@ def _async_put(request: InferenceRequest) -> _Deliver:
         if target.maxsize <= 0:
             target.put_nowait(response)
             return
-        # Waits for room; in the order of the responses, as a queue serves those that wait in order.
+        # The task waits for room; a queue serves waiting tasks in order.
         task = loop.create_task(target.put(response))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -300,7 +300,7 @@ def _async_put(request: InferenceRequest) -> _Deliver:
         try:
             loop.call_soon_threadsafe(put, response)
         except RuntimeError:
-            # The loop is closed, and with it whoever would read the queue.
+            # The loop is closed, so nobody reads the queue.
             return
 
     return deliver

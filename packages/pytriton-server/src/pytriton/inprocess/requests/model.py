@@ -187,10 +187,9 @@ class Model(NamedModel):
         return flags.value
 
     def _not_found(self, error: TritonError) -> TritonError:
-        """Return one and the same error for all questions about a model that is not there, as Triton has several.
+        """Return the same error for all questions about a missing model, although Triton has several.
 
-        No context manager: the generator behind one keeps what a signal interrupts in a cycle (in Python 3.10), and
-        with it the note that a call is not over.
+        In Python 3.10, the generator behind a context manager would keep an interrupted call alive.
         """
         if "is not available" not in error.message and "unknown model" not in error.message:
             return error

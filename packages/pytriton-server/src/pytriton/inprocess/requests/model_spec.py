@@ -24,11 +24,7 @@ def describe(model: NamedModel) -> str:
 
 
 def fetch_spec(model: NamedModel) -> ModelSpec:
-    """Ask the server for the description of a model, and keep it.
-
-    Raises:
-        TritonError: If the server does not know the model, or does not serve it now.
-    """
+    """Ask the server for the description of a model, and keep it."""
     metadata, config = model.metadata(), model.config()
     configured = {entry["name"]: entry for entry in config.get("input", ())}
     inputs = {}
@@ -67,21 +63,13 @@ def explain(
 ) -> TritonError:
     """Find out why Triton refused a request.
 
-    Args:
-        error: What Triton says.
-        model: The model.
-        inputs: Data type and shape of what was sent.
-        requested_outputs: Names of the outputs that were asked for.
-
-    Returns:
-        An error that says what was expected, what was received and where, or, if nothing is wrong with the request,
-        the error of Triton with the place.
+    Returns an error with what was expected and received, or Triton's own error if nothing is wrong with the request.
     """
     place = describe(model)
     try:
         spec = fetch_spec(model)
     except TritonError as unknown:
-        # There is no such model, or it does not answer: that is the error.
+        # The model does not exist or does not answer, so that is the error.
         kind = type(error) if isinstance(error, NotFoundError) else type(unknown)
         return kind(
             f"{_sentence(place)}: expected a model that is loaded and ready, received: {error.args[0]}",

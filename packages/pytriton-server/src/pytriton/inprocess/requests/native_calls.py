@@ -69,10 +69,6 @@ class NativeCalls:
         take: Waits for the next `ResponseContent` so many nanoseconds; `None` where it did not come, `False` where none
             will come.
         cancel: Ends the wait and asks Triton to stop the work; whether the request has ended.
-
-    Raises:
-        LibraryNotFoundError: If this installation has no native library.
-        UnsupportedError: If Triton's library lacks a function, or this is an interpreter without the usual lock.
     """
 
     def __init__(self) -> None:
@@ -83,7 +79,7 @@ class NativeCalls:
         library = NativeLibrary()
         library.connect("find_requests")
         dtypes = {int(number): dtype for number, dtype in NUMPY_TYPES.items()}
-        # It keeps what it is given for the life of the process, which is as long as it may use it.
+        # The library keeps its arguments as long as the process lives, because it may use them until then.
         functions = library.open("open_requests", dtypes, api.check, self._on_events)
         self.new: Callable[[int], Any] = functions["new_request"]
         self.create: Callable[..., int | None] = functions["create_request"]
@@ -91,7 +87,7 @@ class NativeCalls:
         self.withdraw: Callable[[Any], bool] = functions["withdraw_request"]
         self.take: Callable[[Any, int], Any] = functions["take_response"]
         self.cancel: Callable[[Any], bool] = functions["cancel_request"]
-        # Then no thread of Triton may enter the interpreter any more.
+        # After that, no thread of Triton may enter the interpreter.
         process.call_at_exit(library.function("close_requests", None, keep_gil=True))
 
     def _on_events(self, number: int, events: int) -> None:
@@ -105,11 +101,6 @@ class NativeCalls:
 
 @functools.cache
 def load_native_calls() -> NativeCalls:
-    """Load the library and its functions, or give those that are loaded.
-
-    Raises:
-        LibraryNotFoundError: If this installation has no native library.
-        UnsupportedError: If Triton's library lacks a function.
-    """
-    # The native library reports to one only.
+    """Load the library and its functions, or give those that are loaded."""
+    # The native library reports to a single object.
     return process.shared("native calls", NativeCalls)

@@ -31,27 +31,20 @@ __all__ = ["Pending", "submit"]
 
 logger = logging.getLogger(__name__)
 
-# Flags of a `ResponseContent`.
+# The flags of a `ResponseContent`.
 _FINAL: Final = 1
 _CANCELLED: Final = 2
 _COMPLETE: Final = 4
-# Numbers, as to combine members of an enum takes longer than most of what is done here.
+# Plain integers, because combining members of an enum takes longer than the rest of this code.
 _RELEASED: Final = int(Event.RELEASED)
 _RESPONDED: Final = int(Event.RESPONDED)
 _COMPLETED: Final = int(Event.COMPLETED)
-# A thread that waits handles signals so often.
+# A waiting thread handles signals this often.
 _SLICE_NS: Final = 50_000_000
 
 
 class Pending:
     """A request in Triton.
-
-    Args:
-        access: The server that it is in.
-        request: What was asked for.
-        deliver: Gets the responses, in a thread of Triton's, or in the one that cancels. It must not block. `None`
-            where they are taken.
-        calls: The functions.
 
     Attributes:
         handle: The request of the C API; 0 before there is one.
@@ -98,24 +91,19 @@ class Pending:
         self.gpu_buffers: dict[int, MemoryBuffer] = {}
         self.trace: StartedTrace | None = None
         self._deliver = deliver
-        # For the delivery, which is in order. Reentrant, as the garbage collector may drop an iterator, and so cancel a
-        # request, in the middle of anything.
+        # Keeps deliveries in order. Reentrant, because the garbage collector may drop an iterator, and so cancel a
+        # request, at any time.
         self._lock = None if deliver is None else threading.RLock()
         self._collecting = False
 
     def cancel(self) -> None:
         """Ask Triton to cancel the request, and end the wait for its responses with an error. Does not raise."""
-        # In a forked child the request is the parent's.
+        # In a forked child, the request belongs to the parent.
         if not self.access.is_foreign and self._calls.cancel(self.native):
             self.finish()
 
     def take(self, timeout_s: float | None) -> InferenceResponse | None:
-        """Wait for the next response; `None` if it does not come in that time.
-
-        Raises:
-            StopIteration: If none will come.
-            InvalidArgumentError: If this process was forked from that of the server.
-        """
+        """Wait for the next response; `None` if it does not come in that time."""
         deadline = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
         wait_ns = _SLICE_NS
         while True:
@@ -153,7 +141,7 @@ class Pending:
         if events & _RELEASED:
             self._calls.input_owners.pop(self.handle, None)
             self.keep = []
-        # The end of a request may be reported by another thread than that of its last response, and before it.
+        # Another thread than that of the last response may report the end of a request, and earlier.
         if events & (_RESPONDED | _COMPLETED):
             self._collect()
         if events & _COMPLETED:
@@ -165,7 +153,7 @@ class Pending:
             return
         with lock:
             if self._collecting:
-                # In the middle of a delivery by this very thread, which goes on with what is there.
+                # This thread is in the middle of a delivery, which continues with the new response.
                 return
             self._collecting = True
             try:
@@ -180,7 +168,7 @@ class Pending:
     def abandon(self) -> None:
         """Undo all for a request that could not be submitted. If a signal interrupts that, it can be done again."""
         if not self._calls.withdraw(self.native):
-            # Interrupted by a signal just when Triton had taken it: it ends as all do.
+            # A signal came just after Triton had taken the request, so it is cancelled.
             self.cancel()
             return
         try:
@@ -188,7 +176,7 @@ class Pending:
             if self.trace is not None:
                 self.trace.withdraw()
         finally:
-            # Whatever happens: it would hold up the stop of the server.
+            # In any case, because an unfinished request would block the stop of the server.
             self.finish()
 
     def finish(self) -> None:
@@ -199,25 +187,14 @@ class Pending:
 
 
 def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None) -> Pending:
-    """Give a request to Triton.
-
-    Args:
-        request: The request.
-        deliver: Gets the responses, in threads of Triton's. It must not block. `None` if they will be taken.
-
-    Raises:
-        InvalidArgumentError: If the request does not fit the model, or has a value that cannot be sent.
-        NotFoundError: If there is no such model.
-        UnavailableError: If the model or the server is not ready.
-        TritonError: What else Triton says if it does not accept the request.
-    """
+    """Give a request to Triton."""
     access = access_of(request.model)
     try:
         _check_presence(access, request)
         return _submit(access, request, deliver)
     except TritonError as error:
         refusal = error
-    # Lists get the type that the model had when it was asked: it may have been loaded anew since.
+    # Lists have the type that the model had at the last look; it may have been loaded again since.
     untyped = isinstance(request.inputs, Mapping) and any(is_untyped(value) for value in request.inputs.values())
     if untyped and forget_spec(request.model):
         try:
@@ -225,7 +202,7 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
         except TritonError as error:
             refusal = error
     if refusal.where is not None:
-        # Found here, with all that there is to say.
+        # This error says more than Triton's.
         raise refusal
     raise _explained(refusal, request)
 
@@ -257,7 +234,7 @@ def _submit(
         try:
             pending.abandon()
         except BaseException:
-            # Another signal. Again, in a thread, where none comes: Python handles them in the main thread.
+            # Another signal came. A thread tries again, because Python handles signals in the main thread only.
             start_new_thread(pending.abandon, ())
             raise
         raise
@@ -275,7 +252,7 @@ def _check_presence(access: ServerAccess, request: InferenceRequest) -> None:
     if inputs.__class__ is dict or isinstance(inputs, Mapping):
         known = access.model_specs.get((model.name, model.version)) or fetch_spec(model)
         for name in known.required:
-            # What is known may be out of date.
+            # The cached description may be out of date.
             if name not in inputs and not inputs.keys() >= fetch_spec(model).required:
                 raise InvalidArgumentError("An input is missing.")
 

@@ -89,39 +89,17 @@ def new_request(model: NamedModel, fields: dict[str, Any]) -> InferenceRequest:
 
 
 def output_gpu(request: InferenceRequest) -> int | None:
-    """Return the number of the GPU that outputs are wanted on; `None` for host memory.
-
-    Raises:
-        InvalidArgumentError: If `output_memory_type` names no kind of memory.
-        UnsupportedError: If it is a GPU, and cupy is not installed or finds no such device.
-    """
+    """Return the number of the GPU that outputs are wanted on; `None` for host memory."""
     memory_type, number = gpu.parse_device(request.output_memory_type)
     if memory_type is not MemoryType.GPU:
         return None
-    # Found out here, and not when Triton wants the memory.
+    # This fails here, and not later when Triton needs the memory.
     gpu.allocate(1, number)
     return number
 
 
 def create(api: Api, calls: NativeCalls, native: Any, server: int, request: InferenceRequest, keep: list[Any]) -> int:
-    """Make a request of the C API with everything in it but its callbacks.
-
-    Args:
-        api: The functions.
-        calls: Those of them that every request needs.
-        native: The native side of the request.
-        server: Address of the server.
-        request: What to put into it.
-        keep: Gets all that must live until Triton releases the request.
-
-    Returns:
-        Its address.
-
-    Raises:
-        InvalidArgumentError: If a field of the request has a value that cannot be sent.
-        UnsupportedError: If Triton has no such element type.
-        TritonError: What Triton says if it does not know the model.
-    """
+    """Make a request of the C API with everything in it but its callbacks."""
     inputs = request.inputs
     model = request.model
     handle = None
@@ -185,7 +163,7 @@ def _set_parameters(api: Api, handle: Any, request: InferenceRequest) -> None:
     for name, value in request.parameters.items():
         key = _encoded_text(request, "the name of a parameter", name)
         what = f"parameter {name!r}"
-        # bool first: it is an int, too.
+        # bool first, because a bool is an int.
         if isinstance(value, bool):
             api.TRITONSERVER_InferenceRequestSetBoolParameter(handle, key, value)
         elif isinstance(value, int):

@@ -103,13 +103,7 @@ def new_response(model: NamedModel, request_id: str | None, final: bool) -> Infe
 
 
 def read_response(content: ResponseContent, response: InferenceResponse, gpu_buffers: dict[int, MemoryBuffer]) -> None:
-    """Read a response as the native library gives it.
-
-    Args:
-        content: What the library gave.
-        response: Gets what is read.
-        gpu_buffers: The memory that was allocated on a GPU for the request, by address. What outputs are in is removed.
-    """
+    """Read a response as the native library gives it."""
     _, name, version, parameters, code, text, outputs, label = content
     if name:
         response._answering = (name, version)

@@ -105,12 +105,7 @@ class Trace:
 
 
 def start_trace(api: Api, trace: Trace) -> StartedTrace:
-    """Make the trace of the C API, for one request.
-
-    Raises:
-        InvalidArgumentError: If a request had the trace before.
-        UnsupportedError: If the tritonserver was built without tracing.
-    """
+    """Make the trace of the C API, for one request."""
     if trace._started:
         raise InvalidArgumentError(
             "Expected a Trace that no request had, received one that was used. Make one for each request.",
@@ -127,12 +122,7 @@ def start_trace(api: Api, trace: Trace) -> StartedTrace:
 
 
 class StartedTrace:
-    """The trace of the C API.
-
-    Args:
-        api: The functions.
-        trace: What gets the events.
-    """
+    """The trace of the C API."""
 
     def __init__(self, api: Api, trace: Trace) -> None:
         self._api = api
@@ -201,7 +191,7 @@ class StartedTrace:
 
     def release(self, handle: int) -> None:
         """Delete a trace that Triton has done with. With the one of the request, all is over."""
-        # The traces of the models of an ensemble are released by the same callback.
+        # The same callback releases the traces of an ensemble's models.
         parent = self._ask(handle, "TRITONSERVER_InferenceTraceParentId", ctypes.c_uint64())
         self._api.TRITONSERVER_InferenceTraceDelete(handle)
         if not parent:
@@ -258,5 +248,5 @@ class _Callbacks:
             logger.exception("a trace could not be released")
 
 
-# Kept for the life of the process, which is as long as Triton may call them.
+# They live as long as the process, because Triton may call them until then.
 _callbacks = _Callbacks()

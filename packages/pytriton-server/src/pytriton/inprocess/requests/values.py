@@ -25,18 +25,9 @@ def is_untyped(value: Any) -> bool:
 
 
 def to_tensor(model: NamedModel, name: str, value: Any) -> Tensor:
-    """Make the tensor for an input.
+    """Make the tensor for an input from a tensor, an array or scalar of any library, or numbers or strings in lists.
 
-    Args:
-        model: The model that it is for.
-        name: Name of the input.
-        value: A tensor, an array or scalar of numpy or another library, or (lists of) numbers or strings, which get
-            the data type that the model wants. A single value gets its dimensions.
-
-    Raises:
-        InvalidArgumentError: If the value is nothing that can be sent, or has values that the model's data type does
-            not have.
-        UnsupportedError: If Triton has no such element type.
+    Lists get the data type of the model, and a single value gets its dimensions.
     """
     if isinstance(value, Tensor):
         return value
@@ -74,7 +65,7 @@ def _of_numbers_or_strings(model: NamedModel, name: str, value: Any) -> Tensor:
     if array.dtype.kind in "SUTO" or (spec is not None and spec.data_type is DataType.BYTES and not array.size):
         return _of_strings(value, array, None if spec is None else spec.data_type)
     if spec is None or spec.data_type is DataType.BYTES:
-        # Of an input that is not there, or not of numbers: Triton refuses it, and that is explained.
+        # Triton refuses an input that does not exist or has no numbers, and the refusal is explained.
         return Tensor.from_dlpack(array)
     return _converted(array, spec.data_type)
 
@@ -97,9 +88,9 @@ def _of_strings(value: Any, array: Array, wanted: DataType | None) -> Tensor:
                 expected="numbers or strings",
                 received=type(array.flat[0]).__name__,
             )
-    # As objects: numpy makes text of numbers beside it.
+    # As objects, because numpy turns numbers beside text into text.
     if wanted not in (None, DataType.BYTES) and not _holds_strings(np.array(value, dtype=object)):
-        # Such as integers that no type has.
+        # For example, integers that fit no type.
         raise _no_numbers(value, wanted)
     return Tensor.from_string_array(value)
 
@@ -133,7 +124,7 @@ def _converted(array: Array, data_type: DataType) -> Tensor:
             converted = array.astype(dtype)
         exact = not np.any(np.isinf(converted) & ~np.isinf(array.astype(np.float64)))
     else:
-        # Integers and booleans: of floats not even the whole ones, as a float says that others may come.
+        # Only integers and booleans: a whole float says that other floats may follow.
         exact = array.dtype.kind in "biu"
         converted = array.astype(dtype) if exact else array
         exact = exact and bool(np.array_equal(converted, array))

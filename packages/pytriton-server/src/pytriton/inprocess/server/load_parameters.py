@@ -22,17 +22,7 @@ def load_parameters(
     config: Mapping[str, Any] | str | None,
     files: Mapping[str, str | bytes] | None,
 ) -> dict[str, Parameter]:
-    """Put the parameters of a load together.
-
-    Args:
-        model_name: Name of the model, for errors.
-        parameters: Parameters as Triton has them.
-        config: Configuration, as fields or JSON text.
-        files: Content of files by path.
-
-    Raises:
-        InvalidArgumentError: If one is of a type that is not accepted, or is given twice.
-    """
+    """Put the parameters of a load together."""
     where = f"load of model {model_name!r}"
     merged: dict[str, Parameter] = {}
     if parameters is not None and not isinstance(parameters, Mapping):
@@ -87,15 +77,7 @@ def _json(config: Mapping[str, Any], where: str) -> str:
 
 
 def files_of(name: str, parameters: Mapping[str, Parameter]) -> dict[str, bytes]:
-    """Return the files of a model that is given by parameters, with its configuration as `config.pbtxt`.
-
-    Args:
-        name: Name of the model.
-        parameters: What `load_parameters` gave.
-
-    Raises:
-        InvalidArgumentError: If a parameter is unknown, or the configuration is none.
-    """
+    """Return the files of a model that is given by parameters, with its configuration as `config.pbtxt`."""
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key == _CONFIG and isinstance(value, str):

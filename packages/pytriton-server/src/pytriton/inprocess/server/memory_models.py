@@ -24,17 +24,13 @@ from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedErro
 __all__ = ["CONFIG_FILE", "MemoryRepository", "config_text", "is_folder_name"]
 
 CONFIG_FILE = "config.pbtxt"
-# Five years, which is as much as any file system can take for some years to come.
+# Five years. Every file system can store such a time for years to come.
 _AHEAD_NS = 5 * 365 * 24 * 3600 * 10**9
 _MESSAGES = "tritonclient.grpc.model_config_pb2"
 
 
 class MemoryRepository:
-    """The folder of the models of one server that are given in memory.
-
-    Args:
-        path: An existing, empty folder.
-    """
+    """The folder of the models of one server that are given in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,15 +41,7 @@ class MemoryRepository:
         return isinstance(name, str) and is_folder_name(name) and (self._path / name).is_dir()
 
     def write(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Write a model, in place of an earlier one of the name.
-
-        Args:
-            name: Name of the model, which `is_folder_name`.
-            files: Content by path in the model's folder, with its configuration as `config.pbtxt`.
-
-        Raises:
-            InvalidArgumentError: If the path of a file is none inside of the folder.
-        """
+        """Write a model, in place of an earlier one of the name."""
         for file in files:
             path = PurePosixPath(file)
             if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -74,7 +62,7 @@ class MemoryRepository:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
             if not any(entry.is_dir() and entry.name.isdigit() for entry in folder.iterdir()):
-                # Triton wants a version, also of a model that has no files.
+                # Triton needs a version folder, even for a model without files.
                 (folder / "1").mkdir()
             self._set_times(folder)
 
@@ -85,10 +73,10 @@ class MemoryRepository:
                 shutil.rmtree(self._path / name)
 
     def _set_times(self, folder: Path) -> None:
-        """Make the files newer than those of any write before, for else Triton would not load them again.
+        """Make the files newer than those of any earlier write, so that Triton loads them again.
 
-        And newer than whatever is written beside them later, such as the `__pycache__` of a model in Python: Triton
-        would load the model again when it next looks at it, as it does when an ensemble that uses it is loaded.
+        They must also be newer than files that appear later, such as `__pycache__`, which would make Triton load the
+        model once more.
         """
         self._last_time_ns = max(time.time_ns() + _AHEAD_NS, self._last_time_ns + 1_000_000)
         for parent, _, files in os.walk(folder):
@@ -102,11 +90,7 @@ def is_folder_name(name: str) -> bool:
 
 
 def config_text(name: str, config: str) -> bytes:
-    """Turn the configuration of a model from JSON into the text of `config.pbtxt`.
-
-    Raises:
-        InvalidArgumentError: If it is no JSON, or not that of a `ModelConfig`.
-    """
+    """Turn the configuration of a model from JSON into the text of `config.pbtxt`."""
     where = f"model {name!r}"
     try:
         fields = json.loads(config)

@@ -25,10 +25,9 @@ __all__ = ["Metric", "MetricFamily"]
 
 
 class _Family:
-    """A family of the C API, deleted when the last object that uses it is gone.
+    """A family of the C API, deleted with the last object that uses it.
 
-    All objects for a name share one. Each family of the C API counts the users of its metrics by itself, but those of
-    the same name share the metrics: with two of them, one would free what the other uses.
+    All objects of one name share it: a second family would free metrics that the first one still uses.
     """
 
     def __init__(self, api: Api, kind: MetricKind, name: bytes, description: bytes) -> None:
@@ -126,7 +125,7 @@ class Metric:
             encoded_text("the name of a label", key, where=where)
             encoded_text(f"label {key!r}", value, where=where)
         bounds = _checked_buckets(family.kind, buckets, where)
-        # Held until after the metric is deleted, as Triton wants it.
+        # Triton wants the family to exist until the metric is deleted.
         self._family = family
         self._where = where
         self._api = load_api()
@@ -190,7 +189,7 @@ class Metric:
         """
         self._require("increment", MetricKind.COUNTER, MetricKind.GAUGE)
         amount = _number(value, self._where)
-        # Triton refuses negative ones, but lets through what is not a number, which a counter would stay for ever.
+        # Triton refuses negative numbers but accepts NaN, which a counter could never leave.
         if self.kind is MetricKind.COUNTER and not amount >= 0:
             raise wrong_argument("the value", "a number that is not negative, for a counter", value, where=self._where)
         self._api.TRITONSERVER_MetricIncrement(self._handle, amount)
@@ -269,6 +268,6 @@ def _number(value: Any, where: str) -> float:
 
 
 def _delete(function: Any, handle: ctypes.c_void_p, made_in: int, keep: object = None) -> None:
-    # In a forked child, a lock that this takes may be held by a thread that is not there.
+    # In a forked child, a thread that does not exist there may hold the lock.
     if os.getpid() == made_in:
         function(handle)

@@ -24,15 +24,7 @@ __all__ = ["ModelControl", "Wait"]
 
 
 class Wait:
-    """How a caller waits for something.
-
-    Args:
-        polling_interval: How often to look whether it is there, in seconds.
-        timeout: How long to wait for it, in seconds; `None` for as long as it takes.
-
-    Raises:
-        InvalidArgumentError: If one is not a number of seconds.
-    """
+    """How a caller waits for something."""
 
     def __init__(self, polling_interval: float, timeout: float | None) -> None:
         arguments: Iterable[tuple[str, object]] = (("polling_interval", polling_interval), ("timeout", timeout))
@@ -45,16 +37,7 @@ class Wait:
         self._timeout = timeout
 
     def until(self, done: Callable[[], bool], server_name: str, what: str) -> None:
-        """Wait.
-
-        Args:
-            done: Whether it is there.
-            server_name: Who is waited for.
-            what: What it is to do, for the error.
-
-        Raises:
-            TimedOutError: If it was not there in time.
-        """
+        """Wait."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while not done():
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -69,11 +52,7 @@ class Wait:
 
 
 class ModelControl:
-    """Changes what a running server serves. The methods are those of `Server`, which documents them.
-
-    Args:
-        session: The running server.
-    """
+    """Changes what a running server serves. The methods are those of `Server`, which documents them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -125,12 +104,7 @@ class ModelControl:
             self._session.api.TRITONSERVER_ServerPollModelRepository(handle)
 
     def check_explicit(self, what: str, error: type[UnavailableError] | type[UnsupportedError]) -> None:
-        """Check that the server lets its caller change its models.
-
-        Args:
-            what: What is to be done.
-            error: The error for that.
-        """
+        """Check that the server lets its caller change its models."""
         mode, name = self._session.control_mode, self._session.name
         if mode is not ModelControlMode.EXPLICIT:
             raise error(

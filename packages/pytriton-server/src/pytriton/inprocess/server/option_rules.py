@@ -88,7 +88,7 @@ def boolean(value: object, name: str) -> bool:
 
 
 def _is_boolean(value: object) -> bool:
-    # numpy's own is no bool, but means nothing else.
+    # numpy's bool is no Python bool, but means the same.
     return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
 
 
@@ -101,7 +101,7 @@ def _integer(low: int, high: int) -> Rule:
         except TypeError:
             raise wrong_type(name, "an int", value) from None
         if not low <= integer <= high:
-            # ctypes would silently cut it off.
+            # ctypes would cut the number without an error.
             raise bad_value(name, f"an int from {low} to {high}", integer)
         return integer
 
@@ -217,13 +217,9 @@ def repositories(value: object) -> list[str]:
 
 
 def existing_folders(paths: list[str]) -> list[bytes]:
-    """Check that folders are there.
-
-    Raises:
-        RepositoryNotFoundError: If one is not, or is no folder.
-    """
+    """Check that folders are there."""
     for one in paths:
-        # Triton reads these by itself.
+        # Triton reads remote repositories itself.
         if "://" not in one and not os.path.isdir(one):
             problem = "a file of another kind" if os.path.exists(one) else "nothing there"
             raise RepositoryNotFoundError(

@@ -211,13 +211,7 @@ _RULES: dict[str, rules.Rule] = {
 
 
 def option_values(options: Options) -> dict[str, Any]:
-    """Check all fields and give their values as the C API wants them: text as `bytes`, enumerations as numbers.
-
-    Raises:
-        OptionTypeError: If a field has a value of the wrong type.
-        InvalidArgumentError: If a value is outside of what is accepted.
-        RepositoryNotFoundError: If a model repository is not there.
-    """
+    """Check all fields and give their values as the C API wants them: text as `bytes`, enumerations as numbers."""
     if not isinstance(options, Options):
         raise rules.wrong_type("options", "an Options", options)
     values = {name: rule(getattr(options, name), name) for name, rule in _RULES.items()}

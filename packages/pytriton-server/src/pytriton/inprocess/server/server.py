@@ -93,7 +93,7 @@ class Server:
         with self._lock:
             if self._session is not None:
                 raise _already_started(self._session.name)
-            # Of now: what is changed during the start is for the next one.
+            # A copy: changes during the start count for the next start.
             options = dataclasses.replace(self.options) if isinstance(self.options, Options) else self.options
             self._session = process.interruptible(lambda: Session(options), Session.stop, "start")
             self._was_started = True
@@ -121,10 +121,10 @@ class Server:
                 from.
         """
         if self._session is not None and self._session.is_foreign:
-            # Not with the lock, which a thread may hold that this process does not have.
+            # Without the lock, because a thread that this forked process lacks may hold it.
             self._session.stop()
         if self._session is not None and self._bindings is not None and self._bindings.are_calling():
-            # The interpreter must not go while Triton may still call into it.
+            # The interpreter must live as long as Triton may call it.
             run_in_background("stop", self.stop, daemon=False)
             return
         with self._lock:
@@ -140,7 +140,7 @@ class Server:
         """Start the server unless it is started, and wait until it is ready."""
         with self._lock:
             if self._session is None:
-                # With failures of models allowed, a server with strict readiness may never be ready.
+                # If failed models are allowed, a server with strict readiness may never be ready.
                 self.start(wait_until_ready=self.options.exit_on_error, timeout=_READY_TIMEOUT_S)
         return self
 
@@ -154,7 +154,7 @@ class Server:
         session: Session | None = getattr(self, "_session", None)
         if session is None or not session.is_stoppable or sys.is_finalizing():
             return
-        # Not here: this may be any thread at any point, also one that Triton waits for.
+        # In a thread of its own, because Triton may wait for the thread that runs this finaliser.
         threading.Thread(target=session.stop, name="pytriton-inprocess-finaliser").start()
         warnings.warn(
             f"Server {session.name!r} was dropped without being stopped. Use `with Server(...) as server:` or call "
@@ -427,7 +427,7 @@ class Server:
         return ModelControl(self._running())
 
     def _bound(self) -> Bindings:
-        # Not at the top: what serves callables is much to import, and of no use for other models.
+        # Imported late, because serving callables needs many modules, which other models do not.
         from pytriton.inprocess.callables.bindings import Bindings
 
         with self._bindings_lock:

@@ -38,36 +38,25 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
-# How long Triton may look for what is left once all of its models are unloaded.
+# Seconds that Triton may spend on its final checks once all models are unloaded.
 _EMPTY_EXIT_TIMEOUT_S = 1
 _GONE_STATES = (None, "UNAVAILABLE")
-# They take microseconds, and as long as the machine leaves them waiting for a core.
+# The threads need microseconds, but a busy machine may keep them waiting.
 _UNLOADING_THREADS_S = 30
 
 
 class Session(ServerAccess):
-    """A running server of the C API with all that belongs to it.
-
-    Args:
-        options: Its settings.
-
-    Raises:
-        OptionTypeError: If an option has a value of the wrong type.
-        InvalidArgumentError: If the value of an option is not accepted.
-        RepositoryNotFoundError: If a model repository is not there.
-        TritonServerNotFoundError: If there is no tritonserver.
-        TritonError: What Triton says if it does not start, as when a model fails to load.
-    """
+    """A running server of the C API with all that belongs to it."""
 
     def __init__(self, options: Options) -> None:
         values = option_values(options)
         super().__init__(options.server_id)
-        # Says what keeps bound callables from returning, for the error of a stop that takes too long.
+        # Describes what keeps bound callables busy, for the error of a stop that takes too long.
         self.describe_busy: Callable[[], list[str]] = list
         self.control_mode = ModelControlMode(values["model_control_mode"])
         local = json.loads(values["cache_config"].get(b"local", b"{}"))
         size = str(local.get("size", "")).strip()
-        # What is no number is Triton's to refuse.
+        # Triton refuses a size that is no number.
         self.cache_bytes = int(size) if size.isdecimal() else 0
         self._exit_timeout_s = float(values["exit_timeout"])
         python = values["backend_configuration"].get(b"python", {})
@@ -86,7 +75,7 @@ class Session(ServerAccess):
 
     def _create(self, values: dict[str, Any]) -> None:
         folders = Folders(self.api, self._workspace, values)
-        # Triton must not delete one that fails, as others may run. So it is asked to go on, and looked at then.
+        # Triton must not delete a failed server while others run, so it keeps running and is checked here.
         self.handle = new_server(self.api, values, folders, exit_on_error=False)
         try:
             index = self._index(self.handle)
@@ -99,7 +88,7 @@ class Session(ServerAccess):
         """Return the error for a server that could not even look for models."""
         if process.is_alone(self):
             try:
-                # Once more, for what it says when it fails for good.
+                # Start once more, to get Triton's message about the failure.
                 self.handle = new_server(self.api, values, folders, exit_on_error=True)
             except TritonError as error:
                 return error
@@ -151,18 +140,7 @@ class Session(ServerAccess):
                 self.api.TRITONSERVER_MetricsDelete(metrics)
 
     def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
-        """Load a model in whatever mode of control. It goes on after an interrupt.
-
-        Args:
-            name: Name of the model.
-            parameters: Parameters of the load as Triton has them. If they hold the configuration or files of a model
-                that no repository has, they become one of the server's own repository. Its configuration is the
-                parameter `config` as JSON, or the file `file:config.pbtxt`.
-
-        Raises:
-            ModelNotFoundError: If no repository has the model.
-            TritonError: What Triton says if it does not load.
-        """
+        """Load a model in whatever mode of control. It goes on after an interrupt."""
         process.interruptible(lambda: self._load(name, parameters), lambda _: None, "load")
 
     def _load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
@@ -179,7 +157,7 @@ class Session(ServerAccess):
                 error.where = f"model {name!r}"
                 if "failed to poll from model repository" not in error.message:
                     raise
-                # That is all that it says of a configuration or a folder that it cannot use.
+                # Triton says nothing more about a configuration or folder that it cannot use.
                 raise type(error)(
                     f"{error.message}: expected a folder and a configuration that Triton can use. Its log "
                     "(log_error=True) tells what is wrong with them.",
@@ -197,11 +175,7 @@ class Session(ServerAccess):
                 self.api.TRITONSERVER_ServerUnloadModel(handle, name.encode())
 
     def check_listed(self, name: str) -> None:
-        """Check that there is a model of a name, loaded or in a repository. Triton unloads any name without an error.
-
-        Raises:
-            ModelNotFoundError: If there is none.
-        """
+        """Raise an error if there is no model of this name; Triton would unload any name without an error."""
         with self.use() as handle:
             if not self._is_known(handle, name):
                 raise self._no_model(name)
@@ -219,7 +193,7 @@ class Session(ServerAccess):
         try:
             return any(model["name"] == name for model in self._index(handle))
         except InternalError:
-            # The folder of a repository has gone, so that nobody can tell.
+            # A repository's folder is gone, so nobody knows.
             return True
 
     def _no_model(self, name: str) -> ModelNotFoundError:
@@ -237,12 +211,9 @@ class Session(ServerAccess):
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Cancel what runs, unload all models and delete the server. Does nothing if that is done.
+        """Cancel what runs, unload all models and delete the server.
 
-        Raises:
-            TimedOutError: If requests or models were not done within `Options.exit_timeout`. The server is as good as
-                stopped for its users, but still there: another call waits again.
-            InvalidArgumentError: If the server belongs to the process that this one was forked from.
+        If requests or models take too long, the server refuses calls but still exists, and another call waits again.
         """
         if self.is_foreign:
             raise self.refusal()
@@ -269,7 +240,7 @@ class Session(ServerAccess):
         try:
             listed = self._index(self.handle)
         except InternalError as error:
-            # The folder of a repository has gone, which Triton wants to read for its list, but not for its stop.
+            # A repository's folder is gone. Triton needs it for its list, but not for its stop.
             logger.debug("Server %r leaves the unloading of its models to Triton: %s", self.name, error)
             return
         loaded = [model for model in listed if model.get("state") not in _GONE_STATES]
@@ -293,7 +264,7 @@ class Session(ServerAccess):
     def _configs(self, models: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         for model in models:
             name, version = model["name"], model["version"]
-            # It may be about to be unloaded just now.
+            # The model may be about to be unloaded.
             with contextlib.suppress(TritonError):
                 config = self.api.ask("TRITONSERVER_ServerModelConfig", self.handle, name.encode(), int(version), 1)
                 yield name, version, config
@@ -323,12 +294,11 @@ class Session(ServerAccess):
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _stop_triton(self) -> bool:
-        """Stop Triton itself; tells whether it may be deleted.
+        """Stop Triton itself, and return whether it may be deleted.
 
-        When a loaded model is loaded again and that fails, Triton counts the failed one among its live models for ever,
-        though it is in no list, and waits for it in vain.
+        After a failed reload, Triton counts the failed model as live for ever, and would wait for it in vain.
         """
-        # An older server waits as long as it was told at its start.
+        # Older servers wait for the time that they got at their start.
         if self._is_empty and self.api.has("TRITONSERVER_ServerSetExitTimeout"):
             self.api.TRITONSERVER_ServerSetExitTimeout(self.handle, _EMPTY_EXIT_TIMEOUT_S)
         try:
@@ -368,8 +338,7 @@ class Session(ServerAccess):
     def _delete(self) -> None:
         delete: Callable[[], object] | None = None
         try:
-            # If it does not stop, deleting it would pull the ground from under the models that are left. It stays in
-            # memory then.
+            # A server that does not stop stays in memory, because its models still use it.
             if self.handle and self._stop_triton() and self._has_unloaded():
                 delete = functools.partial(self.api.TRITONSERVER_ServerDelete, self.handle)
         finally:

@@ -20,18 +20,12 @@ from pytriton.server.workspace import Workspace
 __all__ = ["Folders", "failure_of_models", "new_server"]
 
 _ALL_MODELS = b"*"
-# What these options are by default in NVIDIA's package, and what scripts for it therefore say.
+# The defaults of NVIDIA's package, which scripts for it repeat.
 _DEFAULTS_OF_CONTAINERS = (b"/opt/tritonserver/backends", b"/opt/tritonserver/caches", b"/opt/tritonserver/repoagents")
 
 
 class Folders:
-    """The folders that Triton is told of, in the workspace of a server.
-
-    Args:
-        api: The functions, which know where the server's own files are.
-        workspace: The workspace, which is there.
-        values: What `option_values` gave.
-    """
+    """The folders that Triton is told of, in the workspace of a server."""
 
     def __init__(self, api: Api, workspace: Workspace, values: Mapping[str, Any]) -> None:
         binary = api.library.binary
@@ -71,12 +65,7 @@ def _unless_missing_default(path: bytes | None) -> bytes | None:
 def new_server(api: Api, values: Mapping[str, Any], folders: Folders, *, exit_on_error: bool) -> ServerHandle:
     """Start a server of the C API.
 
-    Args:
-        api: The functions.
-        values: What `option_values` gave.
-        folders: The folders.
-        exit_on_error: Whether Triton is to delete a server that fails, and say why. It must not while another one
-            runs: see `pytriton.inprocess.capi.process.delete_when_alone`.
+    `exit_on_error` lets Triton delete a server that fails and say why, which must not happen while another server runs.
     """
     handle, options = ServerHandle(), ServerOptionsHandle()
     api.TRITONSERVER_ServerOptionsNew(ctypes.byref(options))
@@ -95,13 +84,7 @@ def new_server(api: Api, values: Mapping[str, Any], folders: Folders, *, exit_on
 
 
 def failure_of_models(name: str, values: Mapping[str, Any], index: Sequence[Mapping[str, Any]]) -> InternalError | None:
-    """Make the error for the models that were to be loaded at the start and were not; `None` if there are none.
-
-    Args:
-        name: Name of the server.
-        values: What `option_values` gave.
-        index: What the server says about its models.
-    """
+    """Make the error for the models that were to be loaded at the start and were not; `None` if there are none."""
     wanted = values["startup_models"]
     everything = values["model_control_mode"] != ModelControlMode.EXPLICIT or _ALL_MODELS in wanted
     names = {model["name"] for model in index} if everything else {model.decode() for model in wanted}
@@ -134,15 +117,15 @@ def _set_behaviour(api: Api, handle: ServerOptionsHandle, values: Mapping[str, A
     mode = values["model_control_mode"]
     startup_models = values["startup_models"] if mode == ModelControlMode.EXPLICIT else []
     if mode == ModelControlMode.NONE:
-        # What Triton does for NONE, and nothing else, is to load all models at the start and to refuse all changes
-        # later. With EXPLICIT it does the first, too, and `Server` refuses the changes; but models can be bound, and
-        # `stop()` can unload them by itself, where Triton's own stop sleeps in steps of whole seconds.
+        # With NONE, Triton loads all models at the start and refuses changes. With EXPLICIT it does the same here, and
+        # `Server` refuses the changes; but models can be bound, and `stop()` can unload them itself, while Triton's own
+        # stop sleeps in steps of whole seconds.
         mode, startup_models = ModelControlMode.EXPLICIT, [b"*"]
     api.TRITONSERVER_ServerOptionsSetModelControlMode(handle, mode)
     for model in startup_models:
         api.TRITONSERVER_ServerOptionsSetStartupModel(handle, model)
     api.TRITONSERVER_ServerOptionsSetStrictModelConfig(handle, values["strict_model_config"])
-    # This and the access among GPUs came after tritonserver 2.44, which is asked for neither unless somebody says so.
+    # tritonserver 2.44 lacks this option and the one for access among GPUs, so they are set only if the user asks.
     if values["model_config_name"] or api.has("TRITONSERVER_ServerOptionsSetModelConfigName"):
         api.TRITONSERVER_ServerOptionsSetModelConfigName(handle, values["model_config_name"])
     api.TRITONSERVER_ServerOptionsSetRateLimiterMode(handle, values["rate_limiter_mode"])
@@ -156,7 +139,7 @@ def _set_behaviour(api: Api, handle: ServerOptionsHandle, values: Mapping[str, A
     api.TRITONSERVER_ServerOptionsSetExitTimeout(handle, values["exit_timeout"])
     api.TRITONSERVER_ServerOptionsSetBufferManagerThreadCount(handle, values["buffer_manager_thread_count"])
     api.TRITONSERVER_ServerOptionsSetModelLoadThreadCount(handle, values["model_load_thread_count"])
-    # Triton 2.51 leaves this field uninitialised: without the call a model that fails to load is tried without end.
+    # Triton 2.51 does not initialise this field; without the call, a model that fails is loaded again for ever.
     api.TRITONSERVER_ServerOptionsSetModelLoadRetryCount(handle, values["model_load_retry_count"])
     api.TRITONSERVER_ServerOptionsSetModelNamespacing(handle, values["model_namespacing"])
     for backend, settings in values["backend_configuration"].items():
@@ -184,13 +167,13 @@ def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -
     verbose = values["log_verbose"]
     info = verbose > 0 or values["log_info"]
     warn = info or values["log_warn"]
-    # An empty name is standard error.
+    # An empty name means standard error.
     log_file = values["log_file"] or b""
     try:
         api.TRITONSERVER_ServerOptionsSetLogFile(handle, log_file)
     except InternalError as error:
         path = os.fsdecode(log_file)
-        # Behind the place in Triton's source.
+        # The reason follows the place in Triton's source.
         reason = error.message.rpartition("file: ")[2].strip()
         raise InvalidArgumentError(
             f"Options.log_file: expected a file that can be written, received {path!r}: {reason}.",
@@ -207,7 +190,7 @@ def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -
 
 def _set_metrics(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
     api.TRITONSERVER_ServerOptionsSetMetrics(handle, values["metrics"])
-    # Without a driver there is nothing to read, and NVIDIA's library says so on standard error at every start.
+    # Without a driver, NVIDIA's library prints an error at every start.
     api.TRITONSERVER_ServerOptionsSetGpuMetrics(handle, values["gpu_metrics"] and _has_nvidia_driver())
     api.TRITONSERVER_ServerOptionsSetCpuMetrics(handle, values["cpu_metrics"])
     api.TRITONSERVER_ServerOptionsSetMetricsInterval(handle, values["metrics_interval"])

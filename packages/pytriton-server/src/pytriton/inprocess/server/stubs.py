@@ -20,14 +20,7 @@ or since, never is: Triton's Python backend holds on to something of that reques
 
 
 def crashed(configs: Iterable[tuple[str, str, Mapping[str, Any]]]) -> set[tuple[str, str]]:
-    """Tell which models of the Python backend have fewer processes than instances.
-
-    Args:
-        configs: Name, version and configuration of loaded models.
-
-    Returns:
-        Names and versions of these models.
-    """
+    """Return names and versions of models of the Python backend that have fewer processes than instances."""
     wanted = {
         (name, version): sum(
             int(group.get("count", 1)) * max(1, len(group.get("gpus", ()))) for group in config["instance_group"]
@@ -40,21 +33,12 @@ def crashed(configs: Iterable[tuple[str, str, Mapping[str, Any]]]) -> set[tuple[
 
 
 def idle_regions(prefix: str) -> set[Path]:
-    """Find the shared memory of processes that have ended, as far as this process has it mapped.
-
-    Args:
-        prefix: How the names of such memory begin; empty for Triton's default.
-    """
+    """Find shared memory of ended processes that this process has mapped."""
     return shared_memory_of(os.getpid(), prefix) - {stub.memory for stub in stubs_of(os.getpid())}
 
 
 def clear_away(models: Collection[tuple[str, str]], regions: Collection[Path]) -> None:
-    """End what is left of the processes of models that will never be unloaded, and remove their shared memory.
-
-    Args:
-        models: Names and versions.
-        regions: Shared memory that no process has used for a while: one that is about to start has none yet.
-    """
+    """End the remaining processes of models that will never be unloaded, and remove their shared memory."""
     for stub in stubs_of(os.getpid()):
         if stub.model in models:
             with contextlib.suppress(ProcessLookupError):

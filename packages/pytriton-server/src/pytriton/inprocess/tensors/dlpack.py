@@ -54,7 +54,7 @@ class _ManagedVersioned(ctypes.Structure):
     )
 
 
-# As ctypes.pythonapi is shared by all of the process, its own function objects are left as they are.
+# The function objects of ctypes.pythonapi are shared by the whole process, so they stay unchanged.
 _python = ctypes.PyDLL(None)
 _is_valid = _python["PyCapsule_IsValid"]
 _is_valid.argtypes = [py_object, c_char_p]
@@ -102,12 +102,7 @@ class Imported:
 
 
 def read_capsule(source: Any) -> Imported:
-    """Get a tensor from an object with `__dlpack__`, or from a capsule, without copying it.
-
-    Raises:
-        InvalidArgumentError: If the object does not give a capsule that can be read; the reason is in its text.
-        UnsupportedError: If the capsule is of a later major version of DLPack.
-    """
+    """Get a tensor from an object with `__dlpack__`, or from a capsule, without copying it."""
     capsule = source if type(source).__name__ == "PyCapsule" else _ask(source)
     if _is_valid(capsule, _VERSIONED):
         managed = _ManagedVersioned.from_address(_pointer_of(capsule, _VERSIONED))
@@ -152,7 +147,7 @@ def _ask(source: Any) -> Any:
         try:
             return export(max_version=(_SUPPORTED_MAJOR, 0))
         except TypeError:
-            # From before DLPack 1.0, which has no such argument.
+            # Before DLPack 1.0, the method has no such argument.
             return export()
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
@@ -173,19 +168,8 @@ def array_to_capsule(
 ) -> Any:
     """Make a capsule over an array in host memory.
 
-    Its memory is managed by numpy, so that releasing it needs nothing of ours, at any time and in any thread.
-
-    Args:
-        array: The elements; for BF16 their bits.
-        data_type: What they are.
-        owner: What the capsule, and what is made of it, keeps alive with one reference, unless it has a copy.
-        max_version: The highest version of DLPack that the reader knows; `None`: from before 1.0.
-        dl_device: Where the reader wants it. Only host memory is possible.
-        copy: Whether to copy: always (`True`), never (`False`), or if it is needed (`None`).
-
-    Raises:
-        BufferError: If it is asked for on another device, or for reading only without a copy by a reader that
-            cannot know that.
+    numpy manages the memory, so releasing it needs none of our code, in any thread. `copy` is always (`True`), never
+    (`False`) or if needed (`None`); a reader that cannot know that memory is read-only gets a copy.
     """
     if dl_device is not None and dl_device[0] != DLDeviceType.kDLCPU:
         raise BufferError(
@@ -197,10 +181,10 @@ def array_to_capsule(
     except BufferError:
         if array.flags.writeable or copy is False:
             raise
-        # A reader from before 1.0 could not be told that the memory is not to be written.
+        # A reader of DLPack before 1.0 cannot learn that memory is read-only.
         capsule = _numpy_capsule(array.copy(), max_version)
     if data_type is DataType.BF16:
-        # Only the type is another one than numpy wrote: the structure belongs to this capsule alone.
+        # Only the type differs from numpy's, and the structure belongs to this capsule alone.
         if _is_valid(capsule, _VERSIONED):
             tensor = _ManagedVersioned.from_address(_pointer_of(capsule, _VERSIONED)).tensor
         else:
@@ -226,6 +210,6 @@ def _numpy_capsule(array: Any, max_version: tuple[int, int] | None) -> Any:
         try:
             return array.__dlpack__(max_version=max_version)
         except TypeError:
-            # numpy before 2.1 has no versions, which a reader must expect of any producer.
+            # numpy before 2.1 makes capsules without a version, which every reader must accept.
             return array.__dlpack__()
     return array.__dlpack__()

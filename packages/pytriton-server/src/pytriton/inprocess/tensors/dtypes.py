@@ -35,9 +35,9 @@ NUMPY_TYPES: Final[dict[DataType, np.dtype[Any]]] = {
     DataType.FP16: np.dtype(np.float16),
     DataType.FP32: np.dtype(np.float32),
     DataType.FP64: np.dtype(np.float64),
-    # numpy has no bfloat16: its bits are kept.
+    # numpy has no bfloat16, so arrays hold its bits.
     DataType.BF16: np.dtype(np.uint16),
-    # Of any length each: their wire form is kept, one byte per item.
+    # Strings have any length, so arrays hold their wire form, one byte per element.
     DataType.BYTES: np.dtype(np.uint8),
 }
 """The dtype of the array that holds the memory of a tensor of each type."""
@@ -72,7 +72,7 @@ def data_type_of(dtype: np.dtype[Any]) -> DataType | None:
     if kind in "OSUT":
         return DataType.BYTES
     if kind == "V" or dtype.name == "bfloat16":
-        # By name: ml_dtypes is the user's choice and never imported for this question.
+        # Compared by name, so that ml_dtypes, which is optional, is not imported.
         return DataType.BF16 if dtype.name == "bfloat16" and dtype.itemsize == 2 else None
     return _BY_KIND.get((kind, dtype.itemsize))
 
@@ -83,25 +83,16 @@ def data_type_of_dlpack(code: int, bits: int, lanes: int) -> DataType | None:
 
 
 def bfloat16_bits(values: Array) -> Array:
-    """Round values to bfloat16, to the nearest and to the even one of two.
-
-    Returns:
-        The bits, as `uint16` of the same shape.
-    """
+    """Round values to the bits of bfloat16, to the nearest, and to even if two are equally near."""
     single = np.ascontiguousarray(values, dtype=np.float32).reshape(np.shape(values))
     bits = single.view(np.uint32)
     rounded = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
-    # Rounding could carry a NaN over into infinity.
+    # Rounding could turn a NaN into infinity.
     return np.asarray(np.where(np.isnan(single), ((bits >> 16) | 0x40).astype(np.uint16), rounded))
 
 
 def bfloat16_values(bits: Array) -> Array:
-    """Return the values of bfloat16 bits.
-
-    Returns:
-        An array of `ml_dtypes.bfloat16` on the same memory if that package is installed, otherwise `float32` values,
-        which hold every bfloat16 exactly.
-    """
+    """Return the values of bfloat16 bits: `ml_dtypes.bfloat16` on the same memory if installed, else `float32`."""
     try:
         bfloat16 = importlib.import_module("ml_dtypes").bfloat16
     except ImportError:

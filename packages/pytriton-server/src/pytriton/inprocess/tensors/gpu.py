@@ -29,11 +29,7 @@ _EXPECTED = '"cpu", "gpu", "gpu:<number>", a MemoryType, or a pair of a MemoryTy
 
 
 def parse_device(device: Any) -> tuple[MemoryType, int]:
-    """Return kind of memory and number of a device; pinned host memory counts as host memory.
-
-    Raises:
-        InvalidArgumentError: If it names no device.
-    """
+    """Return kind of memory and number of a device; pinned host memory counts as host memory."""
     if isinstance(device, str):
         match = _NAME.fullmatch(device)
         if match:
@@ -44,7 +40,7 @@ def parse_device(device: Any) -> tuple[MemoryType, int]:
         kind, number = device
         if isinstance(kind, MemoryType):
             return (MemoryType.GPU, number) if kind is MemoryType.GPU else (MemoryType.CPU, number)
-        # A bare number is one of DLPack: pairs come from __dlpack_device__().
+        # A bare number is a device type of DLPack, as in the pairs of __dlpack_device__().
         memory_type = DEVICES.get(kind) if isinstance(kind, int) else None
         if memory_type is not None:
             return memory_type, number
@@ -54,14 +50,7 @@ def parse_device(device: Any) -> tuple[MemoryType, int]:
 
 
 def allocate(size_bytes: int, device_id: int) -> Any:
-    """Allocate memory on a GPU.
-
-    Returns:
-        A `cupy` array of bytes.
-
-    Raises:
-        UnsupportedError: If `cupy` is not installed or finds no such device.
-    """
+    """Allocate memory on a GPU."""
     cupy = _cupy()
     try:
         with cupy.cuda.Device(device_id):
@@ -71,11 +60,7 @@ def allocate(size_bytes: int, device_id: int) -> Any:
 
 
 def copy_to(buffer: MemoryBuffer, memory_type: MemoryType, device_id: int) -> MemoryBuffer:
-    """Copy memory from or to a GPU, or between two.
-
-    Raises:
-        UnsupportedError: If `cupy` is not installed or finds no such device.
-    """
+    """Copy memory from or to a GPU, or between two."""
     cupy = _cupy()
     if memory_type is MemoryType.GPU:
         target = allocate(buffer.size, device_id)
@@ -92,11 +77,7 @@ def copy_to(buffer: MemoryBuffer, memory_type: MemoryType, device_id: int) -> Me
 
 
 def to_capsule(buffer: MemoryBuffer, data_type: DataType, shape: tuple[int, ...], stream: Any) -> Any:
-    """Make a DLPack capsule over memory of a GPU.
-
-    Raises:
-        UnsupportedError: If `cupy` is not installed, or it is BF16, which `cupy` does not have.
-    """
+    """Make a DLPack capsule over memory of a GPU."""
     if data_type is DataType.BF16:
         raise UnsupportedError(
             "Expected a data type that cupy has, received BF16: to_host() gives a tensor that can be exported.",
@@ -129,19 +110,14 @@ def _unsupported(reason: str) -> UnsupportedError:
     )
 
 
-# As in `c_types`, but with addresses in place of pointers.
+# As in `c_types`, but with addresses instead of pointers.
 _Allocate = CFUNCTYPE(
     c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p
 )
 
 
 class _Allocator:
-    """An allocator of the C API. It lives as long as the process, as Triton may call it that long.
-
-    Args:
-        api: The functions.
-        find: Gives, for the number of a request, the GPU that it wants its outputs on and where their memory is kept.
-    """
+    """An allocator of the C API. It lives as long as the process, as Triton may call it that long."""
 
     def __init__(self, api: Api, find: Callable[[int], tuple[int, dict[int, MemoryBuffer]]]) -> None:
         self._api = api
@@ -184,7 +160,7 @@ class _Allocator:
 
 
 def _release(allocator: int, buffer: int, userp: int, size: int, memory_type: int, memory_type_id: int) -> int | None:
-    # The memory belongs to the outputs that were read.
+    # The outputs that were read own the memory.
     return None
 
 
@@ -193,12 +169,7 @@ _lock = threading.Lock()
 
 
 def gpu_allocator(find: Callable[[int], tuple[int, dict[int, MemoryBuffer]]]) -> int | None:
-    """Return the address of the allocator for outputs on GPUs, of which the process has one.
-
-    Args:
-        find: Gives, for the number of a request, the GPU that it wants its outputs on and where their memory is kept.
-            That of the first call counts.
-    """
+    """Return the address of the allocator for outputs on GPUs, of which the process has one."""
     global _allocator
     with _lock:
         if _allocator is None:

@@ -16,7 +16,7 @@ __all__ = ["DEVICES", "MemoryBuffer", "array_of", "import_array", "import_dlpack
 
 DEVICES: Final[dict[int, MemoryType]] = {
     DLDeviceType.kDLCPU: MemoryType.CPU,
-    # Memory of the host that is locked for a device is host memory to all readers.
+    # To readers, pinned memory is host memory.
     DLDeviceType.kDLCUDAHost: MemoryType.CPU,
     DLDeviceType.kDLCUDA: MemoryType.GPU,
     DLDeviceType.kDLCUDAManaged: MemoryType.GPU,
@@ -44,7 +44,7 @@ class MemoryBuffer:
     _read_only: bool = field(default=False, repr=False, compare=False)
 
     def __eq__(self, other: object) -> bool:
-        # Of the owners it is to be the same one: whether two arrays are equal is an array.
+        # Owners are compared by identity, because comparing two arrays gives an array.
         return isinstance(other, MemoryBuffer) and self.owner is other.owner and self._place == other._place
 
     @property
@@ -66,12 +66,7 @@ class MemoryBuffer:
 
 
 def import_dlpack(owner: Any) -> tuple[DataType, tuple[int, ...], MemoryBuffer]:
-    """Get data type, shape and memory of a contiguous array or tensor.
-
-    Raises:
-        InvalidArgumentError: As `MemoryBuffer.from_dlpack`.
-        UnsupportedError: As `MemoryBuffer.from_dlpack`.
-    """
+    """Get data type, shape and memory of a contiguous array or tensor."""
     if isinstance(owner, np.ndarray):
         return import_array(owner)
     imported = read_capsule(owner)
@@ -108,12 +103,7 @@ def import_dlpack(owner: Any) -> tuple[DataType, tuple[int, ...], MemoryBuffer]:
 
 
 def import_array(array: Array) -> tuple[DataType, tuple[int, ...], MemoryBuffer]:
-    """Get data type, shape and memory of a contiguous numpy array that is not one of strings.
-
-    Raises:
-        InvalidArgumentError: If it is not contiguous.
-        UnsupportedError: If Triton has no such element type, or it is not in the byte order of this machine.
-    """
+    """Get data type, shape and memory of a contiguous numpy array that is not one of strings."""
     data_type = data_type_of(array.dtype)
     if data_type is None or data_type is DataType.BYTES or not array.dtype.isnative:
         raise UnsupportedError(
@@ -157,11 +147,7 @@ def view_of_address(address: int, size_bytes: int, owner: object, *, read_only: 
 
 
 def array_of(buffer: MemoryBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Return host memory as an array that keeps it.
-
-    Raises:
-        UnsupportedError: If it is memory of a device.
-    """
+    """Return host memory as an array that keeps it."""
     if buffer.memory_type is MemoryType.GPU:
         raise UnsupportedError(
             f"Expected a tensor in host memory, received one on GPU {buffer.memory_type_id}. to_host() copies it.",

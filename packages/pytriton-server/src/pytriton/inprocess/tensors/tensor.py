@@ -49,7 +49,7 @@ class Tensor:
         self.data_type = _checked_type(data_type)
         self.shape = _checked_shape(shape)
         self._memory_buffer: MemoryBuffer | None = memory_buffer
-        # The memory as an array, made when it is asked for: for BF16 of its bits, for BYTES of the bytes of its form.
+        # The memory as an array, made on demand: of bits for BF16, of the wire form for BYTES.
         self._array: Array | None = None
         if not isinstance(memory_buffer, MemoryBuffer):
             raise InvalidArgumentError(
@@ -305,7 +305,7 @@ _new_tensor = Tensor.__new__
 
 
 def _checked_type(data_type: Any) -> DataType:
-    # bool is an int.
+    # A bool is an int.
     if isinstance(data_type, int) and not isinstance(data_type, bool):
         try:
             found = DataType(data_type)
@@ -361,7 +361,7 @@ def _from_strings(strings: Any) -> Tensor:
             received=str(strings.dtype),
         )
     try:
-        # As object: numpy would cut zero bytes at the end of strings, and make text of bytes and the reverse.
+        # As objects, because numpy would cut zero bytes at the end of strings, and convert between text and bytes.
         array = np.array(strings, dtype=object)
         regular = not any(isinstance(element, (list, tuple)) for element in array.flat)
     except ValueError:

@@ -23,23 +23,14 @@ _SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]
 
 
 class Desk:
-    """Where requests come in.
-
-    Args:
-        backend: The models.
-        strict: Whether fields that are not known are refused.
-    """
+    """Where requests come in."""
 
     def __init__(self, backend: Backend, strict: bool) -> None:
         self.backend = backend
         self._strict = strict
 
     async def find(self, name: str, endpoint: str) -> Link:
-        """Return a model that an endpoint asks.
-
-        Raises:
-            OpenAIError: There is none of the name, it is not ready, or for another endpoint.
-        """
+        """Return a model that an endpoint asks."""
         link = await self.backend.find(name)
         if endpoint not in link.model.endpoints:
             raise OpenAIError(
@@ -52,13 +43,9 @@ class Desk:
         return link
 
     def asked(self, body: Body, link: Link, request: Request) -> Asked:
-        """Return what goes to a model beside the text.
-
-        Raises:
-            OpenAIError: The request asks for what neither the model nor these endpoints have.
-        """
+        """Return what goes to a model beside the text."""
         inputs, parameters = inputs_and_parameters(body, link.model, strict=self._strict)
-        # Triton traces a request with a context in full, even where its flag says that nobody does.
+        # Triton traces every request that has a context, even if its flag says that it is not sampled.
         is_sampled = _SAMPLED.fullmatch(request.headers.get(_HANDED_ON[0], "")) is not None
         headers = {name: request.headers[name] for name in _HANDED_ON if is_sampled and name in request.headers}
         return Asked(inputs, parameters, headers, request.state.request_id)
@@ -67,7 +54,7 @@ class Desk:
         """Return the texts of a prompt or an input; see `read_texts`."""
         if isinstance(given, str) or link.model.tokenizer is None:
             return read_texts(given, param, most, link.model)
-        # To decode many tokens takes a while.
+        # Decoding many tokens takes time, so a thread does it.
         return await asyncio.to_thread(read_texts, given, param, most, link.model)
 
 

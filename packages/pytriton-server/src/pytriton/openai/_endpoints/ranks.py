@@ -22,14 +22,9 @@ RERANK, COHERE, SCORE = "/v1/rerank", "/v2/rerank", "/v1/score"
 
 
 def add_ranks(app: FastAPI, desk: Desk) -> None:
-    """Add the endpoints to an application.
+    """Add the endpoints to an application."""
 
-    Args:
-        app: The application.
-        desk: Where their requests come in.
-    """
-
-    # The short ones as vLLM has them.
+    # The short paths are those of vLLM.
     @app.post("/rerank")
     @app.post(RERANK)
     async def rerank(body: RerankRequest, request: Request) -> Response:
@@ -52,7 +47,7 @@ async def _rerank(desk: Desk, body: RerankRequest, request: Request, endpoint: s
     results = []
     for index in sorted(range(len(scores)), key=lambda at: -scores[at])[: body.top_n or None]:
         result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
-        # Cohere's callers are not told what they have sent; Jina's are, unless they want it otherwise.
+        # Cohere's API does not return the documents; Jina's does, unless the caller declines.
         if body.return_documents or (body.return_documents is None and endpoint != COHERE):
             result["document"] = {"text": documents[index]}
         results.append(result)

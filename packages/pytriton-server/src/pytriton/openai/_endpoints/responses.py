@@ -24,17 +24,12 @@ from pytriton.openai._tokens.usage import count_tokens
 __all__ = ["add_responses"]
 
 RESPONSES = "/v1/responses"
-# Why an answer is not whole, by the word of chats.
+# Why an answer is incomplete, by the reason that chats give.
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 def add_responses(app: FastAPI, desk: Desk) -> None:
-    """Add the endpoint to an application.
-
-    Args:
-        app: The application.
-        desk: Where its requests come in.
-    """
+    """Add the endpoint to an application."""
 
     @app.post(RESPONSES)
     async def respond(body: ResponseRequest, request: Request) -> Response:
@@ -48,7 +43,7 @@ def add_responses(app: FastAPI, desk: Desk) -> None:
             if not body.stream:
                 return JSONResponse(await answer.whole())
             events = answer.events()
-            # What fails before the first part has a status of its own.
+            # An error before the first part has an HTTP status of its own.
             return EventStream(await anext(events), events)
 
         return await answered(request, begin())
@@ -60,13 +55,7 @@ def add_responses(app: FastAPI, desk: Desk) -> None:
 
 
 class _Answer:
-    """The answer to one request.
-
-    Args:
-        body: The request.
-        generation: Gives the parts of the text.
-        request_id: The id of the request.
-    """
+    """The answer to one request."""
 
     def __init__(self, body: ResponseRequest, generation: Generation, request_id: str) -> None:
         self._body = body
@@ -78,11 +67,7 @@ class _Answer:
         self._number = -1
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer, when all of it is there.
-
-        Raises:
-            OpenAIError: The model fails.
-        """
+        """Return the answer, when all of it is there."""
         async with aclosing(self._generation.parts()) as parts:
             async for _, part in parts:
                 self._parts.append(part)
@@ -91,11 +76,7 @@ class _Answer:
         return await self._final()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events.
-
-        Raises:
-            OpenAIError: The model fails before the first part; later it is an event.
-        """
+        """Yield the events."""
         has_begun = False
         try:
             async with aclosing(self._generation.parts()) as parts:
@@ -158,7 +139,7 @@ class _Answer:
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
             "service_tier": "default",
-            # Whatever was asked for: nothing is kept.
+            # Always False, because nothing is stored.
             "store": False,
             "temperature": body.temperature,
             "text": {"format": {"type": "text"}, **(body.text or {})},
@@ -174,5 +155,5 @@ class _Answer:
     def _event(self, event: dict[str, Any]) -> bytes:
         self._number += 1
         told = json.dumps({**event, "sequence_number": self._number})
-        # Fields of an event may stand in any order.
+        # The fields of an event may have any order.
         return encoded_events([f"{told}\nevent: {event['type']}"])

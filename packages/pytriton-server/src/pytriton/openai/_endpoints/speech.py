@@ -34,12 +34,7 @@ _LISTS = ("timestamp_granularities", "include")
 
 
 def add_speech(app: FastAPI, desk: Desk) -> None:
-    """Add the endpoint to an application.
-
-    Args:
-        app: The application.
-        desk: Where its requests come in.
-    """
+    """Add the endpoint to an application."""
 
     @app.post(TRANSCRIPTIONS)
     async def transcribe(request: Request) -> Response:
@@ -51,11 +46,7 @@ def add_speech(app: FastAPI, desk: Desk) -> None:
 
 
 async def _read_form(request: Request) -> tuple[TranscriptionRequest, bytes]:
-    """Return the fields of a form, and the file.
-
-    Raises:
-        OpenAIError: It is no form, has no file, or a field is wrong.
-    """
+    """Return the fields of a form, and the file."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise _wrong("file", "a form, with the header Content-Type: multipart/form-data")
     try:
@@ -152,7 +143,7 @@ def _note(told: dict[str, Any], name: str, value: Any, model: ServedModel) -> No
         if not isinstance(found, list) or not all(isinstance(it, dict) for it in found):
             expected = f"expected {name} as JSON of a list of objects"
             raise model_failed(model.spec.model_name, f"{expected}; got {text!r:.100}.")
-        # A stream tells those of each of its parts.
+        # Each part of a stream reports its own.
         told[name] = [*told.get(name, []), *found]
 
 

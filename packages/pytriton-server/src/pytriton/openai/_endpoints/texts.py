@@ -20,12 +20,7 @@ CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def add_texts(app: FastAPI, desk: Desk) -> None:
-    """Add the endpoints to an application.
-
-    Args:
-        app: The application.
-        desk: Where their requests come in.
-    """
+    """Add the endpoints to an application."""
 
     @app.post(CHATS)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -42,17 +37,7 @@ def add_texts(app: FastAPI, desk: Desk) -> None:
 
 
 async def prepare_chat(desk: Desk, body: ChatRequest, request: Request, endpoint: str) -> Generation:
-    """Return the choices of a chat, which nobody has asked for yet.
-
-    Args:
-        desk: Where the request came in.
-        body: Its body.
-        request: The request.
-        endpoint: Where it was sent.
-
-    Raises:
-        OpenAIError: The request asks for what the model does not have.
-    """
+    """Return the choices of a chat, which nobody has asked for yet."""
     link = await desk.find(body.model, endpoint)
     told = read_chat(body, link.model)
     asked = desk.asked(body, link, request)
@@ -68,7 +53,7 @@ async def _generate(prepare: Callable[[], Awaitable[Generation]], body: Generati
         if not body.stream:
             return JSONResponse(await generation.whole())
         events = generation.events()
-        # What fails before the first part has a status of its own.
+        # An error before the first part has an HTTP status of its own.
         return EventStream(await anext(events), events)
 
     return await answered(request, begin())

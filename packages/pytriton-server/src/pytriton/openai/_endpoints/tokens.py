@@ -22,12 +22,7 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 
 def add_tokens(app: FastAPI, desk: Desk) -> None:
-    """Add the endpoints to an application.
-
-    Args:
-        app: The application.
-        desk: Where their requests come in.
-    """
+    """Add the endpoints to an application."""
 
     @app.post(TOKENIZE)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
@@ -44,7 +39,7 @@ async def _tokenize(desk: Desk, body: TokenizeRequest) -> Response:
         raise OpenAIError(400, "Expected a prompt or messages, one of the two.", param="prompt", code="invalid_value")
     if body.messages is not None:
         text = render_prompt(body, link.model)
-        # A template writes them itself.
+        # A template adds special tokens itself.
         special = body.add_special_tokens or False
     else:
         text, special = body.prompt or "", body.add_special_tokens is not False
@@ -64,11 +59,7 @@ async def _detokenize(desk: Desk, body: DetokenizeRequest) -> Response:
 
 
 async def _find(desk: Desk, name: str | None) -> tuple[Link, Tokenizer]:
-    """Return a model and its tokenizer; without a name the only one that there is.
-
-    Raises:
-        OpenAIError: There is none of the name, or several, or it declares no tokenizer.
-    """
+    """Return a model and its tokenizer; without a name the only one that there is."""
     if name is None:
         links = {id(link): link for link in (await desk.backend.find_all()).values() if link.model.tokenizer}
         if len(links) != 1:

@@ -24,12 +24,7 @@ EMBEDDINGS = "/v1/embeddings"
 
 
 def add_vectors(app: FastAPI, desk: Desk) -> None:
-    """Add the endpoint to an application.
-
-    Args:
-        app: The application.
-        desk: Where its requests come in.
-    """
+    """Add the endpoint to an application."""
 
     @app.post(EMBEDDINGS)
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
@@ -41,7 +36,7 @@ async def _embed(desk: Desk, body: EmbeddingRequest, request: Request) -> Respon
     texts = await desk.texts(body.input, "input", MOST_TEXTS, link)
     encoded = [(encode_text(text, "input"),) for text in texts]
     size = link.model.output.shape[0]
-    # Cutting a vector short is right for few models, and those take the size as an input.
+    # Few models allow a vector to be cut, and those take the size as an input.
     takes_size = "dimensions" in link.model.options
     if body.dimensions is not None and body.dimensions != size and not takes_size:
         raise OpenAIError(
@@ -65,16 +60,7 @@ async def _embed(desk: Desk, body: EmbeddingRequest, request: Request) -> Respon
 
 
 def read_numbers(answer: Mapping[str, Any], link: Link, where: str) -> npt.NDArray[np.float32]:
-    """Return the numbers that a model gave for a text.
-
-    Args:
-        answer: Its outputs.
-        link: The model.
-        where: The text.
-
-    Raises:
-        OpenAIError: JSON cannot say one of them.
-    """
+    """Return the numbers that a model gave for a text."""
     numbers = np.asarray(answer[link.model.output.name], "<f4").ravel()
     if not np.isfinite(numbers).all():
         name = link.model.spec.model_name
@@ -83,13 +69,7 @@ def read_numbers(answer: Mapping[str, Any], link: Link, where: str) -> npt.NDArr
 
 
 async def usage_of(answers: Sequence[Mapping[str, Any]], texts: Sequence[str], link: Link) -> dict[str, int]:
-    """Return how many tokens texts had: as the model counts them, its tokenizer, or by an estimate.
-
-    Args:
-        answers: What it gave.
-        texts: The texts.
-        link: The model.
-    """
+    """Return the number of tokens of texts: as the model or its tokenizer counts them, otherwise an estimate."""
     model = link.model
     if "prompt_tokens" in model.counts:
         count = sum(int(np.sum(answer["prompt_tokens"])) for answer in answers)

@@ -14,10 +14,10 @@ Event = dict[str, Any]
 
 
 class Output:
-    """The items of an answer, which grow with each part of it.
+    """The items of an answer, which grow with each part.
 
-    Thoughts, texts and refusals follow each other, so that one item ends where another begins. Calls of tools may come
-    in pieces that alternate; all of them end with the answer.
+    Thoughts, texts and refusals follow each other, so one item ends when another begins. Calls of tools may alternate,
+    so they end with the answer.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,10 @@ class Output:
             yield from self._call(call)
 
     def end(self, *, is_whole: bool) -> Iterator[Event]:
-        """End all items, and yield the events.
-
-        Args:
-            is_whole: Whether nothing was cut off.
-        """
+        """End all items, and yield the events."""
         status = "completed" if is_whole else "incomplete"
         if not self.items:
-            # An answer of nothing is a message of nothing.
+            # An empty answer is an empty message.
             yield from self._say("message", "output_text", "text", "")
         yield from self._close(status)
         for item in self._calls.values():
@@ -139,6 +135,6 @@ class Output:
 
 
 def _item_event(what: str, index: int, item: Mapping[str, Any]) -> Event:
-    # A copy: it goes on to grow.
+    # A copy, because the item goes on to grow.
     copy = {**item, **({"content": [{**part} for part in item["content"]]} if "content" in item else {})}
     return {"type": f"response.output_item.{what}", "output_index": index, "item": copy}

@@ -12,11 +12,11 @@ from pytriton.openai._requests import Body, ChatRequest
 
 __all__ = ["ResponseRequest", "named_as_asked", "read_response_request"]
 
-# Each would need an answer that was kept, and none is.
+# These fields need a stored answer, and none is stored.
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ROLES = ("system", "developer", "user", "assistant")
-# What an endpoint of chats calls otherwise.
+# Fields that have another name at the endpoint of chats.
 _NAMES = {
     "messages": "input", "response_format": "text", "max_tokens": "max_output_tokens", "logprobs": "include",
     "max_completion_tokens": "max_output_tokens", "reasoning_effort": "reasoning",
@@ -49,11 +49,7 @@ class ResponseRequest(Body):
 
 
 def read_response_request(body: ResponseRequest) -> ChatRequest:
-    """Return the chat that a request is.
-
-    Raises:
-        OpenAIError: It asks for what is kept, for tools of OpenAI's, or is wrong.
-    """
+    """Return the chat that a request is."""
     for name in _STORED:
         if getattr(body, name):
             raise OpenAIError(

@@ -13,27 +13,18 @@ _INSTALL = "pip install 'pytriton-server[tokenizer]'"
 
 
 class Tokenizer:
-    """Turns texts into tokens and back.
-
-    Args:
-        told: The tokenizer of the library.
-    """
+    """Turns texts into tokens and back."""
 
     def __init__(self, told: Any) -> None:
         self._told = told
-        # A file says how its owner has trained; a count is of what was sent.
+        # The file may ask for padding and truncation as in training, which would falsify counts.
         told.no_padding()
         told.no_truncation()
         self.size: int = told.get_vocab_size()
         """How many tokens it has; each is less."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the tokens of a text.
-
-        Args:
-            text: The text.
-            special: Whether those are added that the tokenizer puts around a text.
-        """
+        """Return the tokens of a text."""
         return list(self._told.encode(text, add_special_tokens=special).ids)
 
     def count(self, text: str, *, special: bool = False) -> int:
@@ -41,12 +32,7 @@ class Tokenizer:
         return len(self._told.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
-        """Return the text of tokens.
-
-        Args:
-            tokens: Each at least 0 and less than `size`.
-            special: Whether special tokens are written as well.
-        """
+        """Return the text of tokens."""
         return str(self._told.decode(list(tokens), skip_special_tokens=not special))
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -55,14 +41,7 @@ class Tokenizer:
 
 
 def read_tokenizer(path: str) -> Tokenizer:
-    """Return the tokenizer of a file, which is read once as long as it does not change.
-
-    Args:
-        path: A `tokenizer.json`, or the folder with it.
-
-    Raises:
-        ValueError: There is none, it is no tokenizer, or the library is not installed.
-    """
+    """Return the tokenizer of a file, which is read once as long as it does not change."""
     file = Path(path)
     try:
         file = file / "tokenizer.json" if file.is_dir() else file
@@ -80,5 +59,5 @@ def _read(path: str, _changed: int, _size: int) -> Tokenizer:
         raise ValueError(f"its tokenizer needs the package tokenizers: {_INSTALL}") from None
     try:
         return Tokenizer(tokenizers.Tokenizer.from_file(path))
-    except Exception as error:  # The library raises nothing more special.
+    except Exception as error:  # the library raises no more specific class
         raise ValueError(f"its tokenizer {path} cannot be read: {error}") from None

@@ -13,13 +13,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 def count_tokens(text: str, tokenizer: Tokenizer | None, *, special: bool = False) -> int:
-    """Return how many tokens a text has; without a tokenizer about how many, by its length.
-
-    Args:
-        text: The text.
-        tokenizer: That of the model.
-        special: Whether the model puts special tokens around it.
-    """
+    """Return how many tokens a text has; without a tokenizer about how many, by its length."""
     return _estimated(len(text)) if tokenizer is None else tokenizer.count(text, special=special)
 
 
@@ -27,12 +21,6 @@ class Usage:
     """The tokens of all choices of a request.
 
     Clients break without counts, so what a model does not count is counted or estimated.
-
-    Args:
-        prompts: The prompt of each choice.
-        each: How many choices in a row have the same prompt.
-        tokenizer: That of the model.
-        special: Whether the model puts special tokens around a prompt.
     """
 
     def __init__(self, prompts: Sequence[bytes], each: int, tokenizer: Tokenizer | None, special: bool) -> None:
@@ -42,19 +30,13 @@ class Usage:
         self._special = special
         self._told: list[Mapping[str, int]] = [{} for _ in prompts]
         self._characters = [0] * len(prompts)
-        # Kept only for a tokenizer: it counts less in a text than in its parts.
+        # Kept for a tokenizer only, because a whole text has fewer tokens than its parts.
         self._said: list[list[str]] = [[] for _ in prompts]
         self._so_far = [(0, 0) for _ in prompts]
         self._of_prompts: dict[bytes, int] = {}
 
     def add(self, number: int, told: Mapping[str, int], said: str) -> None:
-        """Count a part of a choice.
-
-        Args:
-            number: The choice.
-            told: What the model has counted so far.
-            said: The text of the part.
-        """
+        """Count a part of a choice."""
         self._told[number] = told
         self._characters[number] += len(said)
         if self._tokenizer is not None and "completion_tokens" not in told:
@@ -77,7 +59,7 @@ class Usage:
 
     async def total(self) -> dict[str, int]:
         """Return the counts of all choices; the prompt that several share counts once."""
-        # What takes long for long texts is not for the loop.
+        # Counting long texts takes time, so a thread does it.
         return self._total() if self._tokenizer is None else await asyncio.to_thread(self._total)
 
     def _total(self) -> dict[str, int]:

@@ -17,21 +17,12 @@ __all__ = ["connect"]
 
 
 def connect(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -> Control:
-    """Return the calls to a server that somebody else started. Nothing is sent yet.
-
-    Args:
-        url: Where it listens.
-        access_token: The token that its protected endpoints ask for, if they do.
-        tls: Certificates, where the connection is encrypted.
-
-    Raises:
-        PyTritonClientValueError: The environment names what is no proxy, or the certificates cannot be read.
-    """
+    """Return the calls to a server that somebody else started. Nothing is sent yet."""
     headers = {TRITON_ACCESS_HEADER: access_token} if access_token else {}
     endpoint = Endpoint(setting="url", address=url.hostname, port=url.port, picked=False)
     if url.protocol == "http":
         return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None, find_route(url))
-    # Not at the top: its import takes longer than everything else here together.
+    # Imported late, because the import takes longer than everything else here.
     from pytriton.server.control.grpc import GrpcControl
 
     return GrpcControl(

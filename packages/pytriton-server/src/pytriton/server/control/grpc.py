@@ -25,15 +25,7 @@ _MUTUAL_ADVICE = (
 
 
 class GrpcControl:
-    """The calls over gRPC.
-
-    Args:
-        endpoint: Where the server listens.
-        headers: HTTP headers that carry the same as the metadata of the calls.
-        config: The server's settings, for TLS.
-        credentials: For TLS with a server of somebody else; of `grpc.ssl_channel_credentials`.
-        may_use_proxy: Whether the variables of gRPC that name a proxy count. Of a server of ours they never do.
-    """
+    """The calls over gRPC."""
 
     def __init__(
         self,
@@ -53,7 +45,7 @@ class GrpcControl:
 
     @property
     def _client(self) -> Any:
-        # Made when the server listens: with TLS it reads the server's certificate.
+        # Made when the server listens, because TLS reads the server's certificate.
         if self._made is None:
             config = self._config
             uses_tls = bool(config.grpc_use_ssl or config.grpc_use_ssl_mutual)
@@ -62,7 +54,7 @@ class GrpcControl:
                 self._endpoint.authority,
                 ssl=uses_tls,
                 creds=self._credentials,
-                # The certificate is the server's, given to it by whoever configured both: no other authority is asked.
+                # The user gave the server its certificate, so no other authority is trusted.
                 root_certificates=_text(config.grpc_server_cert) if uses_tls else None,
                 private_key=_text(config.grpc_server_key) if mutual else None,
                 certificate_chain=_text(config.grpc_server_cert) if mutual else None,
@@ -78,13 +70,13 @@ class GrpcControl:
     def is_listening(self, timeout_s: float = _OPEN_TIMEOUT_S) -> bool:
         """Tell whether the port is open."""
         if self._may_use_proxy:
-            # The port may be reached through the proxy alone.
+            # The port may be reachable through the proxy only.
             try:
                 return bool(self._client.is_server_live(headers=self._headers, client_timeout=timeout_s))
             except InferenceServerException as error:
                 status = (error.status() or "").removeprefix("StatusCode.")
                 return status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED") or is_denial(status, error.message())
-        # gRPC itself waits longer and longer between attempts at a port that is not open yet.
+        # gRPC waits longer and longer between attempts to connect.
         try:
             address = self._endpoint.host, self._endpoint.port
             socket.create_connection(address, min(timeout_s, _OPEN_TIMEOUT_S)).close()
@@ -136,7 +128,7 @@ class GrpcControl:
         try:
             return bool(self._call("is_model_ready", model_name, "" if version is None else str(version)))
         except ControlError as error:
-            # Newer servers answer so for a model that they do not have.
+            # Newer servers answer NOT_FOUND for an unknown model.
             if error.status == "NOT_FOUND":
                 return False
             raise
@@ -190,7 +182,7 @@ def _name_override(endpoint: Endpoint, config: TritonConfig) -> list[tuple[str, 
     """Let gRPC expect the name that the server's certificate is made for in place of the loopback address."""
     context = ssl.create_default_context(cafile=_text(config.grpc_server_cert))
     context.check_hostname = False
-    # The certificate itself is the anchor, whoever signed it.
+    # The certificate itself is trusted, whoever signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["h2"])
     if config.grpc_use_ssl_mutual:

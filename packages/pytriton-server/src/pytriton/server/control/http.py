@@ -34,13 +34,7 @@ _CHUNK_BYTES = 64 << 10
 
 
 class ControlError(TritonServerError):
-    """The server refused a call, or did not answer it.
-
-    Args:
-        message: The text of the error.
-        reason: What the server said; None when it did not answer.
-        status: The status that it answered with, a number in text over HTTP, a name over gRPC.
-    """
+    """The server refused a call, or did not answer it."""
 
     def __init__(self, message: str, *, reason: str | None = None, status: str | None = None) -> None:
         super().__init__(message)
@@ -136,13 +130,9 @@ class Control(Protocol):
 
 
 class HttpControl:
-    """The calls over HTTP. No connection outlives its call: one would keep the server from ending at once.
+    """The calls over HTTP.
 
-    Args:
-        endpoint: Where the server listens.
-        headers: Headers for every call, such as the access token.
-        tls: What a certificate has to fulfil, for calls over TLS.
-        route: The way to a server of somebody else, behind a gateway or a proxy.
+    Each call opens its own connection, because an open one would delay the end of the server.
     """
 
     def __init__(
@@ -162,7 +152,7 @@ class HttpControl:
         try:
             self._call("GET", "/v2/health/live", None, timeout_s)
         except ssl.SSLError:
-            # Somebody is there. The next call raises the error of the certificate.
+            # A server is there; the next call raises the error of the certificate.
             return True
         except (OSError, http.client.HTTPException):
             return False
@@ -181,7 +171,7 @@ class HttpControl:
             status = self._call("GET", "/v2/health/live")[0]
         except (OSError, http.client.HTTPException):
             return False
-        # Anything else, such as a refusal, comes from a server that was set up.
+        # Any other answer, such as a refusal, comes from a server that is up.
         return status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
     def server_version(self) -> str:
@@ -297,23 +287,13 @@ def fetch(
     timeout_s: float,
     max_bytes: int = MAX_ANSWER_BYTES,
 ) -> tuple[int, bytes]:
-    """Make a call, and return status and body of the answer. Neither a slow nor an endless one is waited for.
+    """Make a call, and return status and body of the answer.
 
-    Args:
-        connection: Where to; not used for anything else, and closed by the caller.
-        method: The method.
-        path: The path.
-        body: What to send.
-        headers: Headers to send.
-        timeout_s: How long the connection, the head of the answer, and its body may take each, in seconds.
-        max_bytes: The longest body that is taken.
-
-    Raises:
-        OSError: There is no answer in time, or a longer one.
-        http.client.HTTPException: The answer is none of HTTP.
+    `timeout_s` limits the connection, the head and the body, each; a longer body than `max_bytes` is an error. The
+    caller closes the connection.
     """
     connection.request(method, path, body, dict(headers))
-    # A response to a request with `Connection: close` lets go of the socket: its timeout is set here.
+    # A response with `Connection: close` detaches the socket, so its timeout is set here.
     sock = connection.sock
     response = connection.getresponse()
     deadline = time.monotonic() + timeout_s
@@ -325,7 +305,7 @@ def fetch(
         if size > max_bytes:
             raise OSError(f"the answer is longer than {max_bytes:,} bytes")
         if response.isclosed():
-            # With the last byte the socket is closed, and newer Pythons set no timeout on a closed one.
+            # The socket closes with the last byte, and newer Pythons refuse to set a timeout then.
             break
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:

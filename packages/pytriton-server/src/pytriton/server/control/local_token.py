@@ -30,7 +30,7 @@ __all__ = ["find_token", "leave_token"]
 logger = logging.getLogger(__name__)
 
 _FOLDER = "tokens"
-# The second part is the place. Names of files that are not whole yet begin with the point.
+# The second group is the address. The names of unfinished files begin with a point.
 _NAME = re.compile(r"(\.?)([0-9a-f]{16})-[0-9a-f]{16}")
 _MOST_BYTES = 16 * 1024
 _ATTEMPTS = 10
@@ -40,14 +40,9 @@ _Left = tuple[list[TritonUrl], str]
 
 @contextlib.contextmanager
 def leave_token(token: str, urls: Sequence[str]) -> Iterator[Path | None]:
-    """Leave the token of a server that runs for others of this user, until the block ends.
+    """Leave the token of a running server for other processes of this user until the block ends.
 
-    Args:
-        token: The token.
-        urls: Where the server listens.
-
-    Yields:
-        The file; None where none can be made, of which the log tells the reason at DEBUG.
+    Yields the file, or None if it cannot be written.
     """
     try:
         file = _TokenFile(json.dumps({"urls": list(urls), "token": token}))
@@ -64,11 +59,7 @@ def leave_token(token: str, urls: Sequence[str]) -> Iterator[Path | None]:
 def find_token(url: TritonUrl) -> tuple[TritonUrl, str] | None:
     """Find the token that a server of this user on this host has left.
 
-    Args:
-        url: Where the server is, as somebody has written it.
-
-    Returns:
-        The address at which that server listens, without a proxy, and its token; None where there is none.
+    Returns the address at which it listens, and the token; None if there is none.
     """
     try:
         with _opened(default_home() / _FOLDER) as folder:
@@ -92,9 +83,9 @@ class _TokenFile:
         path = default_home() / _FOLDER
         for _ in range(_ATTEMPTS):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Others of this user remove the folder when it is empty, and unfinished files that are not locked yet.
+            # Other processes may remove the empty folder, and unfinished files that are not locked yet.
             with contextlib.suppress(FileNotFoundError, BlockingIOError), _opened(path) as folder:
-                # Those of servers that were killed.
+                # This removes the files of servers that were killed.
                 _read_all(folder)
                 name, self._descriptor = _make(folder, text)
                 self.path = path / name
@@ -107,7 +98,7 @@ class _TokenFile:
         with contextlib.suppress(OSError):
             with _opened(path) as folder:
                 _unlink(self.path.name, folder, self._descriptor)
-            # Where there is no other.
+            # The folder is removed if it is empty.
             path.rmdir()
         os.close(self._descriptor)
         self._descriptor = -1
@@ -120,11 +111,7 @@ class _TokenFile:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the folder, which nobody can put another in place of meanwhile.
-
-    Raises:
-        OSError: There is none, or it is a link, another's, or open to others.
-    """
+    """Open the folder, which nobody can put another in place of meanwhile."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not _is_private(os.fstat(folder), stat.S_ISDIR):
@@ -192,12 +179,7 @@ def _read_all(folder: int) -> list[_Left]:
 
 
 def _read(name: str, folder: int, *, is_finished: bool) -> _Left | None:
-    """Return what a server has left in a file; None, and the file is gone, where that server is.
-
-    Raises:
-        OSError: It cannot be opened or locked.
-        ValueError, KeyError, TypeError, PyTritonClientInvalidUrlError: No server has written it.
-    """
+    """Return what a server has left in a file; None if the server is gone, which removes the file."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     try:
         if not _is_private(os.fstat(descriptor), stat.S_ISREG):

@@ -24,7 +24,7 @@ HURRIED_DEADLINE_S = 0.2
 
 _JOIN_POLL_S = 0.1
 _POLL_S = 0.005
-# Between the end of the last request and that of the model's socket.
+# Time between the end of the last request and the removal of the model's socket.
 _RELEASE_DEADLINE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -37,20 +37,10 @@ class Deployer(Protocol):
     """Makes a server serve models."""
 
     def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
-        """Make the server serve these versions under a name, and no others. Returns when they are loaded.
+        """Make the server serve these versions under a name, and no others; wait until they are loaded.
 
-        Args:
-            name: The name of all of them.
-            models: The versions; none takes the name out of service.
-            timeout_s: How long a load may take, in seconds.
-
-        Returns:
-            False where the name stays in service although it is not to, since other processes serve it as well.
-
-        Raises:
-            ControlError: The server refused, or did not answer. It serves what it served before.
-            PyTritonInvalidOperationError: Other processes serve the name as well, and would not fit any more.
-            WorkspaceError: A file cannot be written. The server serves what it served before.
+        No versions takes the name out of service; it returns False if other processes keep it there. After an error,
+        the server serves what it served before.
         """
 
     def has_others(self, names: Collection[str]) -> bool:
@@ -58,19 +48,7 @@ class Deployer(Protocol):
 
 
 class Deployment:
-    """The models of one running server. Not safe for several threads at once.
-
-    Args:
-        deployer: Makes the server serve models.
-        endpoints: Folder of the sockets between server and workers.
-        is_running: Tells whether the server runs; without it, nothing that is in flight is waited for.
-        log_tail: Gives the last log lines of the server, for errors.
-        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
-        cache_bytes: What answers that are given again may take on the server.
-
-    Attributes:
-        cache_bytes: See above.
-    """
+    """The models of one running server. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -89,11 +67,11 @@ class Deployment:
         self._log_tail = log_tail
         self._on_unrecoverable = on_unrecoverable
         self._models: list[WorkerService] = []
-        # In service as long as the server has not answered that they are not.
+        # These models are in service until the server has confirmed that they are not.
         self._leaving: Sequence[WorkerService] = ()
-        # Out of service, with requests that their workers are still to answer.
+        # These models are out of service, but their workers still have requests to answer.
         self._draining: list[WorkerService] = []
-        # The same after the wait for these requests has ended in vain.
+        # The wait for the requests of these models has ended in vain.
         self._orphaned: list[WorkerService] = []
         self._generations = itertools.count(1)
 
@@ -121,14 +99,9 @@ class Deployment:
         return [model.name for model in (*self._draining, *self._orphaned) if self._is_loaded(model)]
 
     def has_only_orphaned(self, orphaned: OrphanedRequests, models: Sequence[WorkerService] | None = None) -> bool:
-        """Tell whether the server can never answer what it still has of models.
-
-        Args:
-            orphaned: The detector of this wait.
-            models: Models that are out of service; all there are by default.
-        """
+        """Tell whether the server can never answer what it still has of models."""
         loaded = list(filter(self._is_loaded, self._all() if models is None else models))
-        # A model that went on under the same name has a socket of its own, or the workers of both.
+        # A model that replaced another under its name has its own socket, or the workers of both.
         if not orphaned.poll({model.endpoint(self._endpoints): model.definition.batching_delay_s for model in loaded}):
             return False
         return not self._deployer.has_others({model.name for model in self._all()})
@@ -136,19 +109,14 @@ class Deployment:
     def prepare(self, model: WorkerService) -> None:
         """Start the workers of a model that the server is going to load. They attach as soon as it has."""
         if model.endpoint(self._endpoints).exists():
-            # Of a model whose requests were cut off, and whose end takes its time.
+            # The requests of a model with this name were cut off, and its end takes time.
             model.generation = next(self._generations)
         self._models.append(model)
         model.describe(self._endpoints)
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def wait_warm(self, model: WorkerService, stop_wanted: StopWanted) -> None:
-        """Wait until the callables of a model have done their warm-up, at once where there is none.
-
-        Raises:
-            StartCancelled: `stop_wanted` said so.
-            TritonModelLoadError: A callable failed, or did not end in time.
-        """
+        """Wait until the callables of a model have done their warm-up, at once where there is none."""
         try:
             model.workers.wait_warm(cancelled=stop_wanted)
         except ProxyBackendError as error:
@@ -156,11 +124,7 @@ class Deployment:
             raise self.load_error(model, str(error), cause) from cause
 
     def wait_attached(self, model: WorkerService, timeout_s: float) -> None:
-        """Wait until the workers of a loaded model are attached.
-
-        Raises:
-            TritonModelLoadError: One is not within `timeout_s` seconds, or was refused.
-        """
+        """Wait until the workers of a loaded model are attached."""
         try:
             model.workers.wait_attached(timeout_s)
         except ProxyBackendError as error:
@@ -172,18 +136,7 @@ class Deployment:
             ) from error
 
     def load(self, model: WorkerService, *, timeout_s: float, stop_wanted: StopWanted) -> None:
-        """Bring a model into service. After an error nothing of it is left.
-
-        Args:
-            model: The model.
-            timeout_s: How long the load, and then the attaching of its callables, may take, in seconds.
-            stop_wanted: True ends the wait for its warm-up.
-
-        Raises:
-            StartCancelled: `stop_wanted` said so.
-            TritonModelLoadError: The server refused it, with Triton's reason, or its warm-up failed.
-            WorkspaceError: Its files cannot be written.
-        """
+        """Bring a model into service. After an error nothing of it is left."""
         is_deployed = False
         try:
             self.prepare(model)
@@ -192,7 +145,7 @@ class Deployment:
             try:
                 self._deployer.deploy(model.name, self._named(model.name), timeout_s)
             except ControlError as error:
-                # What it refused is not there; what it did not answer may come yet.
+                # If the server refused, the model is not there; if it did not answer, the model may still come.
                 is_deployed = error.reason is None
                 raise self.load_error(model, error.reason or str(error)) from error
             self.wait_attached(model, timeout_s)
@@ -207,17 +160,10 @@ class Deployment:
     def unload(
         self, models: Sequence[WorkerService], *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted
     ) -> None:
-        """Take versions of one name out of service and wait until their requests are answered.
+        """Take versions of one name out of service, and wait until their requests are answered.
 
-        Args:
-            models: The versions.
-            timeout_s: How long the server may take to answer, in seconds.
-            drain_timeout_s: How long requests in flight may take, in seconds; then they are cut off, with a warning.
-            stop_wanted: True ends the wait. `stop_workers` has to follow.
-
-        Raises:
-            TritonServerError: The server refused, or did not answer. All of them stay in service.
-            WorkspaceError: The files cannot be changed. All of them stay in service.
+        After `drain_timeout_s` the requests are cut off, with a warning. After an error, all versions stay in service.
+        `stop_workers` has to follow if `stop_wanted` ends the wait.
         """
         name = models[0].name
         self._leaving = models
@@ -259,30 +205,17 @@ class Deployment:
         drain_timeout_s: float,
         stop_wanted: StopWanted,
     ) -> None:
-        """Put a model in the place of another one of its name and version. No request is lost on the way.
+        """Replace a model by another one of its name and version, without losing a request.
 
-        Where only the callables differ, the workers of both are attached for a moment, then those of the old one
-        finish what they have, and Triton notices nothing. Otherwise Triton loads the new model beside the old one,
-        which answers the requests that it has got.
-
-        Args:
-            old: The model in service.
-            new: The model to be.
-            timeout_s: How long the load, and the attaching of the callables, may take, in seconds.
-            drain_timeout_s: How long requests that the old model has got may take, in seconds; then they are cut off,
-                with a warning.
-            stop_wanted: True ends every wait. `stop_workers` has to follow.
-
-        Raises:
-            StartCancelled: `stop_wanted` said so. The old one stays in service.
-            TritonModelLoadError: The server refused the new model, or its warm-up failed. The old one stays in service.
-            WorkspaceError: Its files cannot be written. The old one stays in service.
+        If only the callables differ, the workers of both are attached for a moment, and Triton notices nothing.
+        Otherwise Triton loads the new model beside the old one, which answers the requests that it has. After an error,
+        the old model stays in service.
         """
         place = self._models.index(old)
         new.generation = old.generation
         same = self._files(new) == self._files(old)
         if not same:
-            # Both listen at once, so each needs a socket of its own.
+            # Both listen at the same time, so each needs its own socket.
             new.generation = next(self._generations)
             new.shared_endpoint = None
         try:
@@ -292,7 +225,7 @@ class Deployment:
             self.wait_warm(new, stop_wanted)
             if same:
                 self.wait_attached(new, timeout_s)
-                # Not before: where it fails, what lies beside the socket is that of the old one.
+                # Not earlier: if the load fails, the file beside the socket must still describe the old model.
                 new.describe(self._endpoints)
                 self._models[place] = new
             else:
@@ -312,12 +245,7 @@ class Deployment:
             self._wait_unloaded([old], drain_timeout_s, stop_wanted)
 
     def move_workers(self, model: WorkerService, endpoint: Path | None) -> None:
-        """Let the workers of a model serve it at another socket, when what was at the old one is gone.
-
-        Args:
-            model: The model.
-            endpoint: The socket of another process that has loaded the same; None is one of our own.
-        """
+        """Let the workers of a model attach to another socket once the old one is gone; None is one of our own."""
         model.stop_workers(WORKER_DEADLINE_S)
         model.shared_endpoint = endpoint
         model.describe(self._endpoints)
@@ -329,11 +257,7 @@ class Deployment:
             model.workers.cut()
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
-        """Stop all workers: nothing is to be answered any more.
-
-        Args:
-            timeout_s: How long callables that are still busy may take, in seconds.
-        """
+        """Stop all workers: nothing is to be answered any more."""
         deadline = time.monotonic() + timeout_s
         models = [*self._models, *self._draining]
         self._models, self._draining, self._orphaned = [], [], []
@@ -341,13 +265,7 @@ class Deployment:
             model.stop_workers(max(0.0, deadline - time.monotonic()))
 
     def load_error(self, model: WorkerService, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
-        """Make the error for a model that the server does not serve.
-
-        Args:
-            model: The model.
-            reason: Why not.
-            cause: The error of a callable, if it was one; the log of the server has nothing to say then.
-        """
+        """Make the error for a model that the server does not serve."""
         return TritonModelLoadError(
             f"Model {model.name!r} (version {model.version}) cannot be served: {reason}"
             if cause is not None
@@ -401,7 +319,7 @@ class Deployment:
         orphaned = OrphanedRequests()
         while left := [model for model in models if self._is_loaded(model)]:
             if stop_wanted():
-                # The end of the server is waited for with a patience of its own.
+                # The end of the server has a time limit of its own.
                 return
             if time.monotonic() >= deadline:
                 logger.warning(
@@ -426,7 +344,7 @@ class Deployment:
         self._orphaned = list(filter(self._is_loaded, [*self._orphaned, *models]))
 
     def _is_loaded(self, model: WorkerService) -> bool:
-        # The server removes the socket with the model, after the last of its requests.
+        # The server removes the socket with the model, after its last request.
         return self._is_running() and model.endpoint(self._endpoints).exists()
 
 

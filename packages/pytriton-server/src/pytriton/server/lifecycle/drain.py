@@ -34,28 +34,24 @@ keeps a gRPC stream open keeps the model of its first request loaded, and the se
 _POLL_S = 0.05
 _DRAIN_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
-# A model that takes long for a request is heard of only so often.
+# A model that takes long for a request finishes one only this often.
 _REQUESTS_OF_QUIET = 2.0
 
-# As in the kernel's net/tcp_states.h: established, half closed by one side or the other.
+# The states of the kernel's net/tcp_states.h: established, or half closed by one side.
 _OPEN_STATES = frozenset({"01", "04", "05", "08", "09", "0B"})
 
 logger = logging.getLogger(__name__)
 
 
 def linger(control: Control, limit_s: float | None, *, most_s: float, ended: Callable[[float], bool]) -> None:
-    """Let a server that says that it is not ready go on, until those who have seen it send their requests elsewhere.
+    """Keep a server running that says that it is not ready, until its callers have gone elsewhere.
 
-    Args:
-        control: How the server is asked.
-        limit_s: How long, in seconds. None is for as long as requests come, up to `LONGEST_LINGER_S`: not at all where
-            none came in the last `QUIET_S`.
-        most_s: The most of all, in seconds.
-        ended: Waits for so many seconds; True ends it all.
+    `limit_s` is the time in seconds; None waits as long as requests come, up to `LONGEST_LINGER_S`, and not at all if
+    none came in the last `QUIET_S`.
     """
     begun = time.monotonic()
     deadline = begun + min(most_s, LONGEST_LINGER_S if limit_s is None else limit_s)
-    # Triton reports the time of the last answer by the wall clock; how many there were needs no clock.
+    # Triton reports the time of the last answer by the wall clock, so the number of answers is compared instead.
     seen = -1
     heard = begun
     while (left := deadline - time.monotonic()) > 0:
@@ -98,19 +94,10 @@ def drain_requests(
     hurried: Callable[[], bool],
     supervisor: HostSupervisor | None = None,
 ) -> DrainResult:
-    """Take all models out of service and wait until their requests are answered, and the answers are sent.
+    """Take all models out of service, and wait until their answers are sent.
 
-    When the time is over, the workers are cut off. Callers get an error then, and the server has nothing left to wait
-    for; it would hang in its exit, were there still a request.
-
-    Args:
-        process: The server.
-        control: How it is asked.
-        deployment: Its models.
-        ports: Where it listens.
-        deadline: Until when requests may take, on the clock of `time.monotonic`.
-        hurried: Asked again and again; True ends the wait.
-        supervisor: Of the hosts of its Python models; None where Triton's Python backend runs them.
+    After the deadline, the workers are cut off: their callers get an error, and the server can end, which a pending
+    request would prevent.
     """
     was_cut = False
     fronts = {each.port for each in (ports.http, ports.grpc, ports.sagemaker, ports.vertex_ai) if each is not None}
@@ -123,17 +110,17 @@ def drain_requests(
         for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
         while process.is_running and not hurried():
-            # What is not in the repository any more is not in the index either.
+            # The index omits what is no longer in the repository.
             pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(
                 deployment.unloading()
             )
             if not pending:
-                # The server counts connections when it gets its signal and sleeps for a second if there are any, so it
-                # has to have noticed first that the one of this very call is closed.
+                # When it gets its signal, the server sleeps for a second if there are connections; it must first notice
+                # that the one of this call is closed.
                 process.wait(_DRAIN_POLL_S)
                 break
             names = ", ".join(map(repr, sorted(pending)))
-            # A caller that reads a stream slowly lets the server keep answers, of which only the server knows.
+            # If a caller reads a stream slowly, the server still holds answers, and only the server knows.
             if not has_connections(grpc) and not has_unsent(fronts) and deployment.has_only_orphaned(orphaned):
                 logger.warning(ORPHANED, names)
                 return DrainResult.CUT

@@ -31,16 +31,7 @@ def drain_s(config: TritonConfig) -> float:
 
 
 class Ending:
-    """The end of a server: `drain`, and then `end`, whatever became of that.
-
-    Args:
-        server: The server.
-        deployment: Its models.
-        files: What is in its workspace.
-        readiness: What it says of itself.
-        figures: Its page of metrics.
-        hurried: Asked again and again; True ends all patience.
-    """
+    """The end of a server: `drain`, and then `end`, whatever became of that."""
 
     def __init__(
         self,
@@ -59,16 +50,13 @@ class Ending:
         self._figures = figures
         self._hurried = hurried
         self._deadline = time.monotonic() + drain_s(server.config)
-        # How long the process may take to end. This is what is left when the drain is broken off, as by a
-        # KeyboardInterrupt.
+        # How long the process may take to end; this value holds if the drain is interrupted.
         self._patience_s = 0.0
 
     def drain(self, linger_s: float | None) -> None:
         """Take all models out of service when their requests are answered.
 
-        Args:
-            linger_s: How long requests are accepted while the server says already that it is not ready, in seconds;
-                None is as long as some come, within limits.
+        While lingering, the server accepts requests but says that it is not ready.
         """
         process, ports = self._server.process, self._server.ports
         if not self._server.is_up or process is None or ports is None:
@@ -83,10 +71,10 @@ class Ending:
             self._patience_s = END_S
             return
         if self._files.supervisor is not None:
-            # A model that is loading for minutes, or for ever, is not waited for.
+            # A model that is still loading is not waited for.
             self._files.supervisor.stop_loading()
         if not is_controlled(self._server.config):
-            # Nothing can be taken out of service: the server waits for its requests itself.
+            # Models cannot be taken out of service in this mode, so the server itself waits for its requests.
             self._patience_s = self._left_s() + EXIT_MARGIN_S
             return
         result = drain_requests(
@@ -96,7 +84,7 @@ class Ending:
         if result is DrainResult.CUT:
             self._patience_s = CUT_DEADLINE_S
         elif result is DrainResult.UNKNOWN and self._server.config.exit_timeout_secs is not None:
-            # Its own patience is all there is.
+            # The server's own timeout is the only limit.
             self._patience_s = max(END_S, self._deadline - time.monotonic() + EXIT_MARGIN_S)
         else:
             self._patience_s = END_S
@@ -108,7 +96,7 @@ class Ending:
             self._end_process()
         finally:
             self._server.is_up = False
-            # With the server gone, what a callable still computes is for nobody.
+            # Once the server is gone, nobody needs the results of callables.
             is_in_hurry = not has_served or not self._patience_s or self._hurried()
             try:
                 self._deployment.stop_workers(HURRIED_DEADLINE_S if is_in_hurry else WORKER_DEADLINE_S)
@@ -127,7 +115,7 @@ class Ending:
     def _let_go(self, hosts_timeout_s: float) -> None:
         try:
             if self._files.supervisor is not None:
-                # The server is gone: nobody waits for what they are at.
+                # The server is gone, so nobody needs the results of hosts.
                 self._files.supervisor.cut()
                 self._files.supervisor.close(hosts_timeout_s)
         finally:

@@ -21,14 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Figures:
-    """Serves the metrics of a server, in place of that server's own page.
-
-    Args:
-        server: The server.
-        deployment: Its models.
-        files: What is in its workspace.
-        guard_states: Gives which protections of the guard are in force.
-    """
+    """Serves the metrics of a server, in place of that server's own page."""
 
     def __init__(
         self,
@@ -54,7 +47,7 @@ class Figures:
         page, first, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()
         if page is None or first is None or listener is None:
             return
-        # Not at the top: see `prepare`.
+        # Imported late, see `prepare`.
         from pytriton.server.observe.metrics_page import MetricsPage
 
         self._page = MetricsPage(listener, lambda: self._render(first))
@@ -67,11 +60,11 @@ class Figures:
             self._page.close()
 
     def _render(self, first: Endpoint) -> bytes:
-        # Not at the top: its import takes as long as the rest of the start.
+        # Imported late, because the import takes as long as the rest of the start.
         from pytriton.server.observe.metrics import render_metrics
 
         server = self._server
-        # Of the server that is there now, which may have replaced the first one.
+        # The current server, which may have replaced the first one.
         current = None if server.ports is None else server.ports.triton_metrics
         process = server.process
         return render_metrics(

@@ -24,22 +24,14 @@ from pytriton.server.workspace import Workspace
 
 __all__ = ["ServerFiles"]
 
-# Between two attempts to write a workspace anew.
+# Pause between two attempts to restore a workspace.
 _RESTORE_PAUSE_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class ServerFiles:
-    """What a server finds in its workspace.
-
-    Args:
-        workspace: Its folder.
-        deployment: The models on the server.
-        linked: Folders of models that are served as they are.
-        control: Gives the calls to the running server.
-        log_tail: Gives the last lines of its log.
-    """
+    """What a server finds in its workspace."""
 
     def __init__(
         self,
@@ -63,28 +55,17 @@ class ServerFiles:
         """The server that they belong to; None before `create`."""
         self._control = control
         self._log_tail = log_tail
-        # Whoever changes the files of models, or has the server load them.
+        # Held by a thread that changes the files of models, or makes the server load them.
         self._lock = threading.RLock()
         self._damaged_looks = 0
         self._restore_at = 0.0
 
     def create(self, binary: TritonServerBinary, python_models: str | None) -> tuple[ServerFolders, dict[str, str]]:
-        """Make the workspace, without the models that are bound.
-
-        Args:
-            binary: The server.
-            python_models: Who runs the `model.py` of models, see `TritonConfig`.
-
-        Returns:
-            The folders, and variables of the server's environment.
-
-        Raises:
-            WorkspaceError: The files cannot be written.
-        """
+        """Make the workspace, without the models that are bound."""
         workspace = self._workspace
         workspace.create()
         variables: dict[str, str] = {}
-        # Who serves models by their folders has not asked for Triton's own Python backend.
+        # A user who serves models by their folders has not asked for Triton's own Python backend.
         if (python_models or (WORKERS if self.linked else "")).lower() == WORKERS:
             advice = "Set PYTRITON_HOME to a folder with a shorter path."
             self.supervisor = HostSupervisor(workspace.hosts_path, advice)
@@ -130,15 +111,15 @@ class ServerFiles:
             self.write_models()
 
     def look(self) -> None:
-        """Write the workspace anew where somebody has removed it, and have the server load its models from there.
+        """Restore the workspace if somebody has removed it, and make the server load its models from there.
 
-        What is attached goes on until then; without its socket, nothing that is lost could come back.
+        Attached workers keep working until then; without its socket, a lost worker could not return.
         """
         if not self._workspace.is_damaged:
             self._damaged_looks = 0
             return
         self._damaged_looks += 1
-        # Whoever removes it may still be at it.
+        # Whoever removes the workspace may not be done yet.
         if self._damaged_looks == 1 or time.monotonic() < self._restore_at or not self._lock.acquire(False):
             return
         try:
@@ -147,7 +128,7 @@ class ServerFiles:
             for name in dict.fromkeys(model.name for model in self._deployment.models):
                 control.load(name, CALL_TIMEOUT_S)
             for name in sorted({each.model_name for each in self.supervisor.serving()} if self.supervisor else ()):
-                # Triton loads nothing again whose files are no newer.
+                # Triton loads a model again only if its files are newer.
                 control.unload(name, CALL_TIMEOUT_S)
                 control.load(name, CALL_TIMEOUT_S)
         except (OSError, TritonServerError) as error:
@@ -167,12 +148,7 @@ class ServerFiles:
             self._lock.release()
 
     def restore(self) -> None:
-        """Write all that was in the workspace.
-
-        Raises:
-            OSError: It cannot be written.
-            WorkspaceError: The same.
-        """
+        """Write all that was in the workspace."""
         folders, binary = self.folders, self.binary
         if folders is None or binary is None:
             return
@@ -191,16 +167,7 @@ class ServerFiles:
             model.describe(self._deployment.endpoints)
 
     def load_folder(self, folder: Path, timeout_s: float) -> None:
-        """Have the running server load a model from a folder of the user's, and wait until it has.
-
-        Args:
-            folder: The folder, whose name is the model's.
-            timeout_s: How long the load may take, in seconds.
-
-        Raises:
-            PyTritonInvalidOperationError: The server was started for no such models.
-            TritonModelLoadError: The server refused it.
-        """
+        """Have the running server load a model from a folder of the user's, and wait until it has."""
         if self.folders is None or self.folders.linked is None:
             raise PyTritonInvalidOperationError(
                 "The server was started without a place for models by their folders: call bind_model before the start, "
@@ -215,15 +182,7 @@ class ServerFiles:
         self.linked[folder.name] = folder
 
     def unload_folder(self, name: str, timeout_s: float) -> None:
-        """Have the running server unload what `load_folder` had it load.
-
-        Args:
-            name: The name of the folder.
-            timeout_s: How long the server may take to answer, in seconds.
-
-        Raises:
-            ControlError: The server refused, or did not answer.
-        """
+        """Have the running server unload what `load_folder` had it load."""
         self._control().unload(name, timeout_s)
         del self.linked[name]
         (self._workspace.folders_path / name).unlink()
@@ -239,14 +198,7 @@ class ServerFiles:
         )
 
     def check_loaded(self, config: TritonConfig) -> None:
-        """Check that the running server has loaded what is here, and what else it was to load.
-
-        Args:
-            config: Its settings.
-
-        Raises:
-            TritonModelLoadError: It has not.
-        """
+        """Check that the running server has loaded what is here, and what else it was to load."""
         states = {(state.name, state.version): state for state in self._control().index()}
         for model in self._deployment.models:
             state = states.get((model.name, model.version))
@@ -254,7 +206,7 @@ class ServerFiles:
                 raise self._deployment.load_error(
                     model, state.reason if state is not None else "it is not in the server's list of models"
                 )
-        # The user's own folders first.
+        # The user's own folders come first.
         for state in sorted(states.values(), key=lambda state: state.name not in self.linked):
             if state.state != "UNAVAILABLE":
                 continue

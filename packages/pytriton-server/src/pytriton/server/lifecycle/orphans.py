@@ -39,21 +39,20 @@ DEAD_STUBS = "The process of model %s has died, and Triton waits for it without 
 
 _ASK_EVERY_S = 0.25
 _ANSWER_TIMEOUT_S = 0.5
-# Of a server that answers later than that it is not known what it did meanwhile.
+# If a server answers later than this, nobody knows what it did meanwhile.
 _LONGEST_GAP_S = 2.0
-# Between the end of a stub in order and the word of its model's end.
+# Time between the end of a stub and the message that its model has ended.
 _STUB_QUIET_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class OrphanedRequests:
-    """Detects that requests which a server still has can never be answered. For one wait.
+    """Detects, for one wait, that requests of a server can never be answered.
 
-    An answer comes from a worker, which has its requests from the proxy backend, and that from Triton's queue. A
-    request waits in the queue while the workers are busy, and no longer than the model's batcher may delay it for
-    others. So where the proxy backends say again and again, for longer than that, that all they have got is answered,
-    and got nothing more, there is nothing that could be.
+    Triton's queue gives requests to proxy backends, and these to workers. A request waits in the queue only while
+    workers are busy, or as long as the batcher may delay it. If the proxy backends report for longer than that that
+    they got nothing new and have answered everything, no request is left that could be answered.
     """
 
     def __init__(self) -> None:
@@ -62,12 +61,7 @@ class OrphanedRequests:
         self._taken: dict[Path, int] = {}
 
     def poll(self, endpoints: Mapping[Path, float]) -> bool:
-        """Ask the proxy backends, if it is time to; return whether all they still have is orphaned.
-
-        Args:
-            endpoints: For the socket of each model that is waited for, how long Triton's batcher may delay a request,
-                in seconds.
-        """
+        """Ask the proxy backends, if it is time to; return whether all they still have is orphaned."""
         now = time.monotonic()
         gap_s = now - self._asked_at
         if not endpoints or gap_s < _ASK_EVERY_S:
@@ -90,13 +84,7 @@ class OrphanedRequests:
 
 
 class DeadStubs:
-    """Detects that models cannot be unloaded because their stubs have died. For one wait.
-
-    Args:
-        pid: The process of the server.
-        control: How it is asked.
-        names: The models that may be some of the Python backend; they are loaded.
-    """
+    """Detects, for one wait, that models cannot be unloaded because their stubs have died."""
 
     def __init__(self, pid: int | None, control: Control, names: Collection[str]) -> None:
         self._pid = pid
@@ -104,10 +92,9 @@ class DeadStubs:
         self._since: float | None = None
 
     def poll(self, pending: Collection[str]) -> bool:
-        """Tell whether all models that are still waited for are such ones, and have had no stub for long enough.
+        """Return whether all models that are waited for have had no stub for long enough.
 
-        A stub does not say which model it is for, at least not by its name. Those of models that are unloaded in order
-        end before long.
+        The name of a stub does not show its model; stubs of models that are unloaded end soon.
         """
         if not set(pending) <= self._models or any(stubs_of(self._pid)):
             self._since = None
@@ -117,12 +104,7 @@ class DeadStubs:
 
 
 def has_others(control: Control, names: Collection[str]) -> bool:
-    """Tell whether a server has models beside these, or may have: an ensemble could send them requests yet.
-
-    Args:
-        control: How it is asked.
-        names: Names of models that are no ensembles.
-    """
+    """Return whether a server has, or may have, models beside these: an ensemble could still send them requests."""
     try:
         there = {state.name for state in control.index() if state.is_loaded}
         there |= control.activity().models

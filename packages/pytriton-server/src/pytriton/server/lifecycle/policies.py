@@ -67,11 +67,7 @@ class RestartPolicy:
 
 
 class RestartSchedule:
-    """Counts crashes and says how long to wait after each.
-
-    Args:
-        policy: What to go by.
-    """
+    """Counts crashes and says how long to wait after each."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy

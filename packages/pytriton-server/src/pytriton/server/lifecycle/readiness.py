@@ -38,20 +38,14 @@ max_batch_size: 0
 input [{{ name: "x", data_type: TYPE_FP32, dims: [1] }}]
 output [{{ name: "y", data_type: TYPE_FP32, dims: [1] }}]
 """
-# From this version on a server that is asked whether it is ready asks the proxy backend of each model.
+# Since this version, a server asks the proxy backend of each model whether it is ready.
 _ASKS_MODELS_SINCE = (2, 68)
 
 logger = logging.getLogger(__name__)
 
 
 class ReadinessGate:
-    """Turns what `/v2/health/ready` answers to "no" and back. Safe for several threads.
-
-    Args:
-        models: The server's model repository.
-        endpoints: Folder of the sockets.
-        scratch: A path beside the repository, for files on their way there.
-    """
+    """Turns what `/v2/health/ready` answers to "no" and back. Safe for several threads."""
 
     def __init__(self, models: Path, endpoints: Path, scratch: Path) -> None:
         self._models = models
@@ -61,21 +55,15 @@ class ReadinessGate:
         self._closed: set[str] = set()
 
     def close(self, name: str, control: Control, again: bool = False) -> bool:
-        """Make the server say that it is not ready, for the reason `name`, one of `GATE_NAMES`.
+        """Make the server say that it is not ready, for the reason `name`, one of `GATE_NAMES`; return whether it does.
 
-        Args:
-            name: The reason.
-            control: How the server is asked.
-            again: Whether it may be another server than the one that was told before.
-
-        Returns:
-            Whether it does. It cannot be made to without room for two small files, for example; that is logged.
+        It fails, for example, without room for two small files; that is logged.
         """
         with self._lock:
             if name in self._closed and not again:
                 return True
             try:
-                # Without its side file the proxy backend does not come up.
+                # Without its side file, the proxy backend does not start.
                 self._put(name, None)
                 control.load(name, CALL_TIMEOUT_S)
             except ControlError as error:
@@ -90,16 +78,11 @@ class ReadinessGate:
             return False
 
     def open(self, name: str, control: Control) -> None:
-        """Take `close` back.
-
-        Raises:
-            TritonServerError: The server does not answer, or goes on to say that it is not ready.
-            OSError: A file cannot be written.
-        """
+        """Undo `close`; raise an error if the server still says that it is not ready."""
         with self._lock:
             if name not in self._closed:
                 return
-            # Triton forgets that a model failed when it is loaded, and unloaded in order.
+            # Triton forgets the failure of a model once it was loaded and unloaded.
             settings = ProxySettings(endpoint=self._endpoints / f"{name}.sock", batching=False)
             self._put(name, settings.to_text())
             try:
@@ -146,13 +129,7 @@ class ReadinessGate:
 
 
 class Readiness:
-    """Closes the readiness gate of a running server while a model has no worker, and for good when it is drained.
-
-    Args:
-        workspace: The folder of the server's files.
-        models: Gives the models that are to have workers.
-        look_first: Called before each look at them.
-    """
+    """Closes the readiness gate of a running server while a model has no worker, and for good when it is drained."""
 
     def __init__(
         self, workspace: Workspace, models: Callable[[], Sequence[WorkerService]], look_first: Callable[[], None]
@@ -166,11 +143,7 @@ class Readiness:
         self._has_lost_part = False
 
     def start(self, control: Control) -> None:
-        """Begin to watch the workers of a server that serves its models.
-
-        Args:
-            control: How it is asked.
-        """
+        """Begin to watch the workers of a server that serves its models."""
         self._control = control
         self._gate.close_again(control)
         if self._has_lost_part:

@@ -54,45 +54,20 @@ class Session(Protocol):
         """The models on the server."""
 
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Bring server and models up. After an error, `close` has to follow.
-
-        Args:
-            models: The models that are bound already.
-            timeout_s: How long the server, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
-        """
+        """Bring server and models up. After an error, `close` has to follow."""
 
     def claim(self, model: WorkerService) -> None:
-        """Make sure that a model may get its name, before it is loaded.
-
-        Raises:
-            PyTritonInvalidOperationError: The name is somebody else's.
-        """
+        """Make sure that a model may get its name, before it is loaded."""
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Take the models out of service when their requests are answered, and let go of the server.
+        """Take the models out of service when their requests are answered, and stop or leave the server.
 
-        Args:
-            hurried: Asked again and again; True ends all patience.
-            linger_s: How long a server of our own accepts requests while it says already that it is not ready, in
-                seconds; None is as long as some come, within limits.
+        While lingering, a server of ours accepts requests but says that it is not ready; `hurried` ends all waits.
         """
 
 
 class ServerSession:
-    """One run of tritonserver.
-
-    Args:
-        config: The settings.
-        security: The token and what it protects.
-        workspace: The folder for its files, which is made by `start` and removed by `close`.
-        guard: What requests may ask of the server; None is what the environment says.
-        unresponsive_timeout_s: How long it may answer nothing before it is ended, in seconds; None for ever.
-        folders: Folders of models that are served as they are.
-        outcomes: What was counted of the requests to the server before.
-        on_exit: Called when the process has ended after a successful start and nobody stopped it.
-        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
-    """
+    """One run of tritonserver."""
 
     def __init__(
         self,
@@ -154,26 +129,17 @@ class ServerSession:
         return {} if test is None else {each.name: is_in_force for each, is_in_force in test.states.items()}
 
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Start the server with `models` and wait until they are served; see `Session.start`.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            TritonServerNotFoundError: There is no tritonserver.
-            TritonServerStartError: It ended instead of answering, or a port is taken.
-            TritonServerTimeoutError: It did not answer in time.
-            TritonModelLoadError: It refused a model, or a worker.
-            WorkspaceError: The files cannot be written.
-        """
+        """Start the server with `models` and wait until they are served; see `Session.start`."""
         config = self._server.config
         check_settings(config, self._server.security)
         binary = find_tritonserver()
         check_options(config, binary)
         folders, variables = self.files.create(binary, config.python_models)
         for model in models:
-            # At once: attaching is done by the time that the server answers.
+            # Workers start now, so that they are attached by the time that the server answers.
             self._deployment.prepare(model)
         self.files.write_models()
-        # Before the server starts, because it says that it is ready as soon as it has loaded its models.
+        # Before the server starts, because it reports that it is ready as soon as its models are loaded.
         for model in self._deployment.models:
             self._deployment.wait_warm(model, cancelled)
         self._server.environment = export_environment(binary.environment(os.environ)) | variables
@@ -193,7 +159,7 @@ class ServerSession:
                 self._start_process(folders, reserve_ports(self._server.config), timeout_s, cancelled)
                 return
             except TritonServerStartError as error:
-                # Between the choice of a free port and the server's bind somebody else may take it.
+                # Another process may take a free port before the server binds it.
                 endpoint = self._server.lost_port(error)
                 if endpoint is None:
                     raise
@@ -226,7 +192,7 @@ class ServerSession:
         if self._guard_test is not None:
             plain = {model.name: not model.decoupled for model in self._deployment.models}
             self._guard_test.run({**dict.fromkeys(self.files.linked, False), **plain})
-        # From here on `on_exit` reports the end; what happened before that has to be reported here.
+        # From here on `on_exit` reports the end; an end before that is reported here.
         server.is_up = True
         ended = server.end_in_start()
         if ended is not None:
@@ -246,17 +212,9 @@ class ServerSession:
         self._deployment.wait_attached(model, max(0.0, left))
 
     def restart(self, *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Start a server that has died once more: with the same models, on the same ports, for the same workers.
+        """Start a server that has died again, with the same models, ports and workers.
 
         After an error it may be called again.
-
-        Args:
-            timeout_s: How long the server, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            TritonServerError: As `start`.
         """
         folders, ports = self.files.folders, self._server.ports
         if folders is None or ports is None:
@@ -266,7 +224,7 @@ class ServerSession:
         if self._workspace.is_damaged:
             self.files.restore()
         self._server.stop(EXIT_MARGIN_S, cancelled)
-        # Left by the server that died. That one of them is there means that its model is.
+        # Remove the sockets of the dead server, because a socket shows that its model is loaded.
         for socket in self._deployment.endpoints.glob("*.sock"):
             socket.unlink(missing_ok=True)
         ports.reserve_again()
@@ -276,21 +234,9 @@ class ServerSession:
     def replace(
         self, config: TritonConfig, server_dir: Path | None, *, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
-        """Let another server take the place of the running one, with the same models, workers and ports.
+        """Replace the running server by another one with the same models, workers and ports.
 
-        After an error the running one goes on, if it has not ended itself.
-
-        Args:
-            config: The settings of the new one.
-            server_dir: The folder of the new one; None is the one that a start would take.
-            timeout_s: How long it, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
-
-        Raises:
-            PyTritonInvalidOperationError: This server cannot be replaced.
-            PyTritonValidationError: The settings say other places, or are not acceptable.
-            StartCancelled: `cancelled` said so.
-            TritonServerError: The new one did not get ready.
+        After an error, the running one goes on.
         """
         replacement = Replacement(self._server, self._deployment, self.files, self._workspace, config, server_dir)
         self.readiness.stop()

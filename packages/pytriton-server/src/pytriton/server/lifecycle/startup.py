@@ -21,9 +21,9 @@ __all__ = ["POLL_S", "find_misfit", "is_open", "wait_guarded", "wait_until_up"]
 POLL_S = 0.01
 """Time between two questions to a server that is coming up, in seconds."""
 
-# How long what the server has written may take to get here, in seconds.
+# How long lines of the server may take to arrive here, in seconds.
 _LOG_DEADLINE_S = 2.0
-# By libevent, or by the guard.
+# libevent or the guard writes these.
 _NONE_TO_ACCEPT = (f"accept() call: {os.strerror(errno.EMFILE)}", f"{os.strerror(errno.EMFILE)}: callers over HTTP")
 _ERROR_LINE = re.compile(r"E\d{4} ")
 
@@ -36,22 +36,9 @@ def wait_until_up(
     timeout_s: float,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Wait until the server answers and all of its ports are open. Some of its models may have failed to load.
-
-    Args:
-        process: The server, started.
-        control: How it is asked.
-        endpoints: All places that it is to listen at.
-        timeout_s: How long to wait, in seconds.
-        cancelled: Asked again and again; True ends the wait.
-
-    Raises:
-        StartCancelled: `cancelled` said so.
-        TritonServerStartError: The process ended, says that it cannot serve, or no file descriptor is left.
-        TritonServerTimeoutError: The time is over.
-    """
+    """Wait until the server answers and all of its ports are open. Some of its models may have failed to load."""
     deadline = time.monotonic() + timeout_s
-    # It opens its ports only after it has tried to load all models, and the metrics' last.
+    # The server opens its ports after it has tried to load all models, and that of the metrics last.
     waiting: list[Callable[[], bool]] = [control.is_listening, *(partial(is_open, endpoint) for endpoint in endpoints)]
     while waiting:
         if waiting[0]():
@@ -76,7 +63,7 @@ def wait_until_up(
             )
     process.wipe_secrets()
     if control.has_failed():
-        # Where models that cannot be loaded are forgiven, it opens its ports whatever went wrong.
+        # If failed models are allowed, the server opens its ports in any case.
         reported = time.monotonic() + _LOG_DEADLINE_S
         while not any(_ERROR_LINE.match(line) for line in process.log_tail) and time.monotonic() < reported:
             time.sleep(POLL_S)
@@ -97,7 +84,7 @@ def _refuse_without_descriptors(process: ServerProcess) -> None:
             f"tritonserver cannot be asked whether it is there: {error.strerror}.", log_lines=process.log_tail
         ) from error
     if any(text in process.last_line for text in _NONE_TO_ACCEPT):
-        # It goes on to say so, and takes a whole processor for that.
+        # It repeats the message, and takes a whole processor for that.
         lines = process.log_tail
         raise TritonServerStartError(
             f"tritonserver (pid {process.pid}) cannot accept connections.{quote_log(lines)}", log_lines=lines
@@ -105,22 +92,12 @@ def _refuse_without_descriptors(process: ServerProcess) -> None:
 
 
 def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callable[[], bool]) -> bool:
-    """Wait until it is known whether the guard of a server that was just started is there.
+    """Wait until the guard of a server that was just started has reported, and return whether it is there.
 
-    Args:
-        process: The server.
-        control: How it is asked.
-        cancelled: Asked again and again; True ends the wait.
-
-    Returns:
-        Whether it is there. True, too, where the process ended before it said anything, which is somebody else's
-        business.
-
-    Raises:
-        StartCancelled: `cancelled` said so.
+    If the process ends first, this returns True: others report that end.
     """
-    # The guard says so before the server's own code runs, but others may write before it: libraries that the user
-    # preloads, too. Once a port is open it is too late for it.
+    # The guard reports before the server's own code runs, but libraries that the user preloads may write earlier. Once
+    # a port is open, it is too late.
     while not process.is_guarded:
         if cancelled():
             raise StartCancelled

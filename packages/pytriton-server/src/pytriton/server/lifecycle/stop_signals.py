@@ -20,11 +20,10 @@ class StopRequested(SystemExit):
 
 
 def end_on_sigterm_as_init() -> None:
-    """Make SIGTERM end this process where it is the first one of a container, and the program does not handle it.
+    """Make SIGTERM end this process if it is the first one of a container and has no handler.
 
-    The system lets a signal that nobody handles end any process but the first one, which it spares: `docker stop` would
-    wait in vain. What ends here is the main thread, with `SystemExit`, so that servers are stopped. Called in another
-    thread, it does nothing: Python allows no handlers there.
+    Linux ignores unhandled signals to that process, so `docker stop` would wait in vain. The main thread ends with
+    `SystemExit`, so that servers stop. In another thread this does nothing.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if os.getpid() == 1 and is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -47,13 +46,10 @@ def _let_end(_: object) -> None:
 
 
 class StopSignals:
-    """Context manager: calls a function on SIGINT and SIGTERM, and puts the old handlers back at its end.
+    """Context manager: calls a function on SIGINT and SIGTERM in the main thread, and restores the handlers.
 
-    Only where nobody else handles the signal, and only in the main thread: in another one Python allows no handlers.
-
-    Args:
-        on_signal: Called with the number of the signal in the main thread, between any two instructions. It may only do
-            what is safe there: set plain attributes, put into a `queue.SimpleQueue`.
+    It does nothing if another handler is set, or in another thread. The function runs between any two instructions, so
+    it may only set plain attributes or put into a `queue.SimpleQueue`.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
@@ -67,7 +63,7 @@ class StopSignals:
             for number, unhandled in ours:
                 if signal.getsignal(number) in unhandled:
                     self._replaced[number] = signal.signal(number, self._handle)
-            # A process that a callable forks shall end by them, as others do.
+            # A process that a callable forks must end by these signals.
             call_in_child(self, StopSignals._restore)
         return self
 

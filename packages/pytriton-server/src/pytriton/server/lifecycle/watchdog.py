@@ -17,11 +17,11 @@ UNRESPONSIVE_TIMEOUT_S = 120.0
 _LEAST_QUESTIONS = 4
 _MOST_PAUSE_S = 10.0
 _LEAST_PAUSE_S = 0.1
-# What a client of HTTP/2 begins with: the preface, and its settings. A server answers with its own.
+# A client of HTTP/2 begins with this preface and its settings, and a server answers with its own.
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _HTTP = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
-# Front ends that did not answer, by process and name: since when, and how many questions.
+# Front ends that did not answer, by process and name: since when, and the number of questions.
 _Silent = dict[tuple[int | None, str], tuple[float, int]]
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,8 @@ logger = logging.getLogger(__name__)
 class Watchdog:
     """Asks a server again and again over each of its front ends; any answer is a sign of life.
 
-    A machine that is busy answers late, so only a server that has not answered several questions in a row for the whole
-    time is ended: with SIGABRT, so that it says where it was, and then with SIGKILL. Its end is then reported as any
-    other that nobody ordered.
-
-    Args:
-        server: Gives the server that is to answer, and where it listens; None while there is none.
-        timeout_s: How long it may answer nothing, in seconds.
+    A busy machine answers late, so only a server that misses several questions for the whole time is ended: with
+    SIGABRT, to learn where it was, and then SIGKILL. The end is reported like any other unexpected one.
     """
 
     def __init__(
@@ -60,7 +55,7 @@ class Watchdog:
         silent: _Silent = {}
         asked = time.monotonic()
         while not self._stopped.wait(self._pause_s):
-            # Where this very thread had to wait, the server may have had to as well.
+            # If this thread had to wait itself, the server may have had to, too.
             if time.monotonic() - asked > 3 * self._pause_s + self._timeout_s:
                 silent.clear()
             asked = time.monotonic()

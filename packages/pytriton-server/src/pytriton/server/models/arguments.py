@@ -41,7 +41,7 @@ class BindOptions(TypedDict, total=False):
 
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
-# Triton reads it from the name of a folder.
+# Triton reads the version from the name of a folder.
 _MAX_VERSION = 2**63 - 1
 
 
@@ -61,7 +61,7 @@ def checked_name(name: str) -> str:
 
 def checked_version(version: Any, name: str) -> int:
     """Return the version of a model; raise PyTritonValidationError unless it is an integer from 1."""
-    # numpy's integers are integers, too.
+    # numpy's integers are accepted, too.
     is_integer = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
     if not is_integer or not 1 <= version <= _MAX_VERSION:
         raise PyTritonValidationError(
@@ -102,16 +102,7 @@ def checked_tensors(tensors: Any, argument: str, name: str) -> tuple[Any, ...]:
 
 
 def named_specs(tensors: Sequence[Tensor], kind: str, model: str) -> list[TensorSpec]:
-    """Return every tensor its name.
-
-    Args:
-        tensors: The inputs or outputs of a model.
-        kind: `"INPUT"` or `"OUTPUT"`, the beginning of the names of unnamed ones.
-        model: Name of the model, for errors.
-
-    Raises:
-        PyTritonValidationError: One is no Tensor, has no axis, has the name of another one, or is an optional output.
-    """
+    """Return every tensor its name."""
     specs: list[TensorSpec] = []
     for number, tensor in enumerate(tensors, 1):
         if not isinstance(tensor, Tensor):
@@ -156,12 +147,7 @@ def wire_specs(specs: "Sequence[TensorSpec] | None") -> tuple[WireSpec, ...]:
 
 
 def checked_config(config: Any, name: str, inputs: Sequence[TensorSpec]) -> ModelConfig:
-    """Return the configuration of a model.
-
-    Raises:
-        PyTritonValidationError: It is no ModelConfig.
-        PyTritonBadParameterError: It breaks one of its own rules.
-    """
+    """Return the configuration of a model."""
     if not isinstance(config, ModelConfig):
         raise PyTritonValidationError(
             f"Model {name!r}: config has to be a ModelConfig; got {config!r}.",

@@ -36,13 +36,9 @@ logger = logging.getLogger(__name__)
 
 
 def calling_model(triton_context: TritonContext) -> CallingModel | None:
-    """Return the model whose callable runs in this thread or task; None where that is none of a certain server.
+    """Return the model whose callable runs in this thread or task; None if it is not one of this server.
 
-    What a callable hands to `asyncio.to_thread`, or to a thread with `contextvars.copy_context`, counts as well: all of
-    these may be waited for by it.
-
-    Args:
-        triton_context: What all models of the server have in common.
+    Threads that a callable starts with its context count as well, because the callable may wait for them.
     """
     reference = CALLING_MODEL.get()
     model = None if reference is None else reference()
@@ -50,20 +46,14 @@ def calling_model(triton_context: TritonContext) -> CallingModel | None:
 
 
 def run_in_background(what: str, action: Callable[[], object], *, daemon: bool = True) -> bool:
-    """Run what a callable would wait for, which itself waits for the callable, in a thread. Errors go to the log.
+    """Run in a thread what a callable must not wait for, because it waits for the callable; log errors.
 
-    Args:
-        what: Name of the action, for the log.
-        action: What to do.
-        daemon: Whether the interpreter may end before it is done.
-
-    Returns:
-        Whether it was started; at the end of the interpreter no thread can be.
+    Returns False if no thread can be started, at the end of the interpreter.
     """
 
     def run() -> None:
         try:
-            # The thread must not count as the callable, whatever context a thread inherits.
+            # An empty context, so that the thread does not count as the callable.
             contextvars.Context().run(action)
         except Exception as error:
             logger.error("%s() failed after its caller was let go: %s", what, error)

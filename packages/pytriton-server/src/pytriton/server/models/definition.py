@@ -42,25 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelDefinition:
-    """One version of a model: its checked description, and the callables that are to serve it, wherever they run.
-
-    Args:
-        name: Name of the model, or the function or class alone, if that is decorated with `@model`.
-        infer_func: The callable, or several that serve the model in parallel; a `ProcessWorker` stands for as many as
-            it has copies. None where it is `name`.
-        inputs: Its inputs; None are those of the hints.
-        outputs: Its outputs; None are those of the hints.
-        version: Its version.
-        config: How it is served; None is what `@model` says, or the default. It is copied: later changes have no
-            effect.
-        strict: Whether outputs are held against their description in every detail.
-        triton_context: What the callables learn about the other models.
-
-    Raises:
-        PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable, or a callable under a
-            decorator has not the parameters for the inputs.
-        PyTritonBadParameterError: `config` breaks one of its own rules.
-    """
+    """One version of a model: its checked description, and the callables that are to serve it, wherever they run."""
 
     def __init__(
         self,
@@ -92,7 +74,7 @@ class ModelDefinition:
             max_batch_size=int(config.max_batch_size or 0),
             batching=bool(config.batching),
             batcher=self.config.batcher,
-            # One Triton instance hands batches to all workers.
+            # A single Triton instance gives batches to all workers.
             instance_group={DeviceKind.KIND_CPU: 1},
             decoupled=bool(config.decoupled),
             inputs=named_inputs,
@@ -105,7 +87,7 @@ class ModelDefinition:
         """What serves it."""
         self.ignores_parameters = all(map(ignores_parameters, infer_funcs))
         """Whether none of that reads the parameters of requests."""
-        # What the user knows of them, by which their configuration is found.
+        # The callables that the user knows, by which their configuration is found.
         self._published = [infer for infer in infer_funcs if not isinstance(infer, ProcessWorker)]
         for infer in self.callables:
             if not isinstance(infer, ProcessWorker):
@@ -121,7 +103,7 @@ class ModelDefinition:
             max_batch_size=self.triton_config.max_batch_size if config.batching else 0,
             decoupled=self.triton_config.decoupled,
             strict=bool(strict),
-            # The log of a kernel is shown below some other cell, if at all.
+            # In a notebook, the log appears below another cell, if at all.
             send_tracebacks=bool(config.send_tracebacks) or in_notebook(),
         )
         """The model as a worker sees it."""
@@ -140,14 +122,7 @@ class ModelDefinition:
         config: ModelConfig | None = None,
         strict: bool | None = None,
     ) -> "ModelDefinition":
-        """Define the model that is to follow this one under its name and version.
-
-        What is None is what the hints of the callable say, or stays as it is.
-
-        Raises:
-            PyTritonValidationError: A tensor or a callable is not acceptable.
-            PyTritonBadParameterError: `config` breaks one of its own rules.
-        """
+        """Define the model that replaces this one under its name and version; None keeps a value, or uses the hints."""
         hinted = is_hinted(infer_func)
         return ModelDefinition(
             name=self.name,
@@ -186,12 +161,7 @@ class ModelDefinition:
         return copy.copy(self._warmup)
 
     def make_context(self, infer: InferFunc, tracer: object) -> contextvars.Context:
-        """Make the context in which a callable runs: a copy of the current one that knows the model.
-
-        Args:
-            infer: The callable.
-            tracer: Its tracer; None where it has none of its own.
-        """
+        """Make the context in which a callable runs: a copy of the current one that knows the model."""
         context = contextvars.copy_context()
         context.run(use_worker_tracer, tracer)
         context.run(CALLING_MODEL.set, weakref.ref(self))
@@ -214,12 +184,7 @@ class ModelDefinition:
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
 
     def config_json(self, parameters: Mapping[str, str]) -> str:
-        """Return the same as `config_text` in JSON.
-
-        Args:
-            parameters: Further parameters. Where they differ from before, Triton loads the model again even if nothing
-                else does.
-        """
+        """Return `config_text` as JSON with further parameters; Triton loads the model again if they change."""
         parameters = {**self.triton_config.backend_parameters, **parameters}
         return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
 
@@ -230,12 +195,7 @@ class ModelDefinition:
         return 0.0 if batcher is None else batcher.max_queue_delay_microseconds * 1e-6
 
     def warn_without_cache(self, cache_bytes: int, remedy: str) -> None:
-        """Say so where answers are to be given again, and nothing may keep them.
-
-        Args:
-            cache_bytes: What they may take on the server.
-            remedy: What gives them more.
-        """
+        """Warn if the model asks for cached answers, and the server has no memory for them."""
         if self.config.response_cache and not cache_bytes:
             logger.warning(
                 "Model %r: response_cache=True has no effect, because the server has no cache for it. Give it one with "
@@ -268,9 +228,9 @@ def render_config_json(config: TritonModelConfig) -> str:
 
 
 def triton_part(config: TritonModelConfig) -> TritonModelConfig:
-    """Return what Triton is to know of a configuration.
+    """Return the part of a configuration that Triton sees.
 
-    The warm-up is done by workers before Triton knows of the model, and answers are kept by the proxy: Triton's own
-    cache takes failures for empty answers, and requests of other shapes, parameters or outputs for the same.
+    Workers do the warm-up, and the proxy keeps answers: Triton's own cache mistakes failures for empty answers, and
+    confuses requests of other shapes, parameters or outputs.
     """
     return dataclasses.replace(config, model_warmup=None, response_cache=None)

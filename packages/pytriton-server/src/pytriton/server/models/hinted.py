@@ -26,18 +26,7 @@ class Description:
 
 
 def describe(name: Any, infer_func: Any, inputs: Any, outputs: Any, config: Any) -> Description:
-    """Complete what was said of a model by the hints of its function or class.
-
-    Args:
-        name: Its name, or the function or class alone.
-        infer_func: What serves it, or several; None where that is `name`.
-        inputs: Its inputs; None are those of the hints.
-        outputs: Its outputs; None are those of the hints.
-        config: How it is served; None is what `@model` says, or the default.
-
-    Raises:
-        PyTritonValidationError: Something is missing that no hints say, or hints say something else.
-    """
+    """Complete the description of a model by the hints of its function or class; raise an error if both disagree."""
     if infer_func is None and not isinstance(name, str):
         name, infer_func = None, name
     signatures = _signatures(infer_func)
@@ -65,11 +54,7 @@ def describe(name: Any, infer_func: Any, inputs: Any, outputs: Any, config: Any)
 
 
 def name_of(model_name: Any, infer_func: Any) -> tuple[str, Any]:
-    """Return the name of a model and what serves it, where the first may be a function or class under `@model` alone.
-
-    Raises:
-        PyTritonValidationError: It is none.
-    """
+    """Return the name of a model and its callable; `model_name` may be a function or class under `@model` alone."""
     if infer_func is not None:
         return model_name, infer_func
     if isinstance(model_name, str):
@@ -94,15 +79,7 @@ def ignores_parameters(infer_func: Any) -> bool:
 
 
 def load_callable(infer_func: Any, model: str) -> Any:
-    """Return what serves a model for a callable of any kind, which of a class under `@model` is a new object.
-
-    Args:
-        infer_func: The callable, or a `ProcessWorker`, which loads in its own process.
-        model: Name of the model, for errors.
-
-    Raises:
-        PyTritonValidationError: The class takes arguments.
-    """
+    """Return the callable that serves a model; for a class under `@model`, a new object."""
     if isinstance(infer_func, ProcessWorker) or find_signature(infer_func) is None:
         return infer_func
     if isinstance(infer_func, type):

@@ -28,7 +28,7 @@ Environment = Mapping[str, "str | Sequence[str | None] | None"] | Sequence[Mappi
 
 MAX_COPIES = 1024
 
-# How much longer than a batch may take a process may be silent.
+# A process may be silent for this much longer than a batch may take.
 _SILENCE_MARGIN_S = 2.0
 
 
@@ -143,7 +143,7 @@ class ProcessWorker:
         """Where the processes look for modules beside the places of their interpreter."""
         if self.python is None:
             return [path for path in sys.path if path]
-        # What is installed for this interpreter is not for another one; what lies beside the script may be.
+        # Packages of this interpreter are not for another one, but files beside the script may be.
         file = getattr(sys.modules.get("__main__"), "__file__", None)
         return [] if file is None else [str(Path(file).absolute().parent)]
 
@@ -168,19 +168,7 @@ def make_worker_process(
     on_unrecoverable: Callable[[BaseException], None],
     on_given_up: Callable[[WorkerProcessError], None],
 ) -> WorkerProcess:
-    """Make one worker process, without starting it.
-
-    Args:
-        described: What the user said about it.
-        copy: Which of its copies, from 0 on.
-        number: Its place among the model's workers, from 0 on.
-        spec: The model.
-        config: How the model is served.
-        endpoint: Where the proxy listens.
-        trace_config: Where its spans go.
-        on_unrecoverable: Called when its callable raised PyTritonUnrecoverableError.
-        on_given_up: Called when it is not started again for another reason.
-    """
+    """Make one worker process, without starting it."""
     logger = logging.getLogger(f"{WORKER_LOGGER}{spec.name}.{number}")
     job = WorkerJob(
         target=described.target,
@@ -239,12 +227,7 @@ def _warmups(config: ModelConfig) -> list[dict[str, Any]]:
 
 
 class FallbackWorker:
-    """A worker that answers every request of a model with an error, once all its process workers are given up.
-
-    Args:
-        spec: The model.
-        endpoint: Where the proxy listens.
-    """
+    """A worker that answers every request of a model with an error, once all its process workers are given up."""
 
     def __init__(self, spec: ModelSpec, endpoint: Path) -> None:
         self._spec = spec
@@ -260,7 +243,7 @@ class FallbackWorker:
 
     def start(self, error: WorkerProcessError) -> None:
         """Begin to answer with `error`; a second call, or one after `stop`, does nothing."""
-        # Without the output of the process: callers get the reason, not what it wrote.
+        # Callers get the reason, but not the output of the process.
         reason = PyTritonRuntimeError(error.reason)
 
         def refuse(requests: Sequence[Any]) -> list[Any]:
@@ -368,7 +351,7 @@ def _checked_python(python: Any) -> str | None:
     found = shutil.which(path) if isinstance(path, str) else None
     if found is None:
         raise _rejected("python", python, "the path of a Python interpreter that this user may run")
-    # Not resolved: the link in a virtual environment is what makes it one.
+    # Links are not resolved, because the link makes a virtual environment.
     return os.path.abspath(found)
 
 

@@ -20,19 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRepository:
-    """A folder with one folder per model, laid out as Triton wants it.
+    """A folder with one folder per model, as Triton wants it.
 
-    tritonserver loads a version again when its files are newer than at the last time, and only then. So files that stay
-    the same are not written, those of a change that is taken back return with their old times, and whatever is
-    written is newer than all before, however coarse the clock of the file system.
-
-    Args:
-        path: The folder, which exists.
+    tritonserver loads a version again only if its files are newer than the last time. So unchanged files are not
+    written, undone changes get their old times back, and each write is newer than all before, even on a file system
+    with a coarse clock.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Beside the repository: in it, it would be a model.
+        # Beside the repository, because inside it would count as a model.
         self._aside = path.with_name(f"{path.name}-replaced")
         self._newest_ns = 0
 
@@ -42,31 +39,13 @@ class ModelRepository:
         return self._path
 
     def write(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> None:
-        """Give a model these versions and no others. Nothing has changed after an error.
-
-        Args:
-            name: Name of the model.
-            config: Text of the configuration.
-            versions: Names and texts of the files for each version's folder. No version at all removes the model.
-
-        Raises:
-            WorkspaceError: A file cannot be written.
-        """
+        """Give a model these versions and no others. Nothing has changed after an error."""
         with self.changed(name, config, versions):
             pass
 
     @contextlib.contextmanager
     def changed(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> Iterator[None]:
-        """Write as `write` does. If the block raises, everything is put back as it was.
-
-        Args:
-            name: Name of the model.
-            config: Text of the configuration.
-            versions: Names and texts of the files for each version's folder. No version at all removes the model.
-
-        Raises:
-            WorkspaceError: A file cannot be written.
-        """
+        """Write as `write` does. If the block raises, everything is put back as it was."""
         transaction = _Transaction(self._aside)
         model = self._path / name
         try:
@@ -119,11 +98,7 @@ class ModelRepository:
 
 
 class _Transaction:
-    """A transaction: files and folders that were made and moved aside, to be kept or undone.
-
-    Args:
-        aside: Where to keep what was removed, until it is known whether it comes back.
-    """
+    """A transaction: files and folders that were made and moved aside, to be kept or undone."""
 
     def __init__(self, aside: Path) -> None:
         self._aside = aside

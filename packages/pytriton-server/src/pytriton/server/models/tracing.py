@@ -20,11 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def export_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which tritonserver does not wait long for a collector that never answers.
-
-    Args:
-        environment: The environment so far. A time that the user has set there counts.
-    """
+    """Return an environment in which tritonserver does not wait long for a collector that never answers."""
     if any(environment.get(name) for name in _TIMEOUT_VARIABLES):
         return dict(environment)
     return {**environment, _TIMEOUT_VARIABLES[0]: f"{FLUSH_TIMEOUT_S:g}s"}
@@ -33,14 +29,7 @@ def export_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class ModelTracing:
     """How a model is traced.
 
-    Args:
-        bound: What the model was bound with: its spans go there whatever else there is.
-        inherited: The server's setting. It counts where the model was bound without one, and gives way to a tracer that
-            the program set up itself.
-
-    Raises:
-        ValueError: `bound` has another mode than OpenTelemetry, no URL, or an item that cannot be understood.
-        ImportError: `bound` is given, and OpenTelemetry is not installed.
+    The setting that it was bound with comes first, then a tracer that the program set up, then the server's setting.
     """
 
     def __init__(self, bound: Sequence[str] | None = None, inherited: Sequence[str] | None = None) -> None:
@@ -63,7 +52,7 @@ class ModelTracing:
         try:
             return TracerLease(self._trace_config)
         except (ImportError, ValueError) as error:
-            # tritonserver makes its spans all the same.
+            # tritonserver still makes its own spans.
             logger.warning("The inference callables are not traced: %s", error)
             return None
 
@@ -73,15 +62,7 @@ _exports: dict[tuple[str, ...], tuple[SpanExport, int]] = {}
 
 
 class TracerLease:
-    """A share in the tracer for one setting. All workers that have the setting send their spans through one.
-
-    Args:
-        trace_config: The setting.
-
-    Raises:
-        ImportError: OpenTelemetry is not installed.
-        ValueError: An item cannot be understood.
-    """
+    """A share in the tracer for one setting. All workers that have the setting send their spans through one."""
 
     def __init__(self, trace_config: tuple[str, ...]) -> None:
         self._trace_config = trace_config

@@ -13,28 +13,19 @@ __all__ = ["WarmupBatches"]
 
 
 class WarmupBatches(Sequence[Sequence[Request]]):
-    """Batches of one request each, made anew whenever one is asked for: callables may keep and change their inputs.
-
-    Args:
-        warmups: What to make.
-        batching: Whether the model has a batch axis.
-        output_names: What the requests ask for.
-
-    Raises:
-        PyTritonBadParameterError: A file cannot be read, or what it holds does not fit.
-    """
+    """Batches of one request each, made anew whenever one is asked for: callables may keep and change their inputs."""
 
     def __init__(self, warmups: Iterable[ModelWarmup], *, batching: bool, output_names: Iterable[str]) -> None:
         self._batching = batching
         self._output_names = list(output_names)
         self._warmups = list(warmups)
-        # Where each one's requests end, counted over all.
+        # The number of the last request of each warm-up, counted over all.
         self._ends = list(itertools.accumulate(int(warmup.count) for warmup in self._warmups))
         self._made = 0
         self._is_cut = False
         for warmup in self._warmups:
             if warmup.count and any(given.input_data_file for given in warmup.inputs.values()):
-                # A wrong file is an error of bind(), not one in the thread of a worker.
+                # A wrong file is an error of bind(), and not of a worker's thread.
                 self._make(warmup, 0)
 
     @property

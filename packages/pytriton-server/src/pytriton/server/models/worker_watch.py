@@ -23,12 +23,7 @@ logger = logging.getLogger(__name__)
 class WorkerWatch:
     """A thread that reports when some model has no worker, and when all have one again.
 
-    Args:
-        models: Gives the models that are to have workers.
-        endpoints: Folder of their sockets.
-        look_first: Called in the thread before each look.
-        on_change: Called in the thread, when it has changed, with whether every model has a worker. Returns whether it
-            could act on that; if not, it is called again.
+    `on_change` returns whether it could react; if not, it is called again.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class WorkerWatch:
 
     def _look(self) -> None:
         self._look_first()
-        # One that is only just being bound takes nothing from the others while it warms up.
+        # A model that is still being bound does not count while it warms up.
         served = [model for model in self._models() if model.workers.was_attached]
         without = {model.key: model for model in served if not self._has_worker(model)}
         lasting = [model for key, model in without.items() if key in self._were_without]
@@ -77,7 +72,7 @@ class WorkerWatch:
             self._are_complete = not lasting
 
     def _has_worker(self, model: WorkerService) -> bool:
-        # Somebody else may have attached one.
+        # Another process may have attached a worker.
         others = connected_workers(model.endpoint(self._endpoints)) - model.workers.has_stand_in
         return model.workers.has_attached or others > 0
 
@@ -93,7 +88,7 @@ def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
     try:
         with _SOCKETS.open(encoding="utf-8", errors="replace") as table:
             for line in table:
-                # Num RefCount Protocol Flags Type St Inode Path; what was accepted has the path of its listener.
+                # Num RefCount Protocol Flags Type St Inode Path; an accepted socket has the path of its listener.
                 columns = line.rstrip("\n").split(maxsplit=7)
                 if len(columns) == 8 and columns[7] == str(endpoint):
                     found.append((columns[5], columns[6]))

@@ -30,8 +30,7 @@ TRITON_TIMEOUT_S = 2.0
 
 _LABELS = ("model", "version", "worker")
 
-# Triton takes most metrics of a model away with it. What it leaves, as 0 mostly, would grow with each name that was
-# ever bound.
+# Triton drops most metrics of an unloaded model. The rest, mostly zeros, would grow with each name ever bound.
 _LOADED = re.compile(rb"^nv_inference_request_success\{([^}]*)\}", re.MULTILINE)
 _LEFT_OVER = re.compile(rb"^nv_inference_request_failure\{([^}]*)\} 0\n", re.MULTILINE)
 
@@ -62,16 +61,7 @@ def render_metrics(
     memory: Callable[[], int | None] = lambda: None,
     outcomes: Mapping[tuple[str, str, str], int] | None = None,
 ) -> bytes:
-    """Make the text of the page. A part that cannot be had is left out, and `pytriton_metrics_up` says so.
-
-    Args:
-        triton: Where tritonserver serves its own metrics.
-        models: Gives the models that are bound.
-        guard: Gives whether each protection of the guard is in force.
-        files: Gives how many files tritonserver has open, and how many it may have.
-        memory: Gives its resident memory, in bytes.
-        outcomes: How many requests for a model came over a protocol and ended so; `None` where nobody counts them.
-    """
+    """Make the text of the page. A part that cannot be had is left out, and `pytriton_metrics_up` says so."""
     loaded: set[tuple[str, str]] = set()
 
     def fetch_triton() -> bytes:
@@ -197,8 +187,8 @@ class _Server(Collector):
 class _Responses(Collector):
     """How requests have ended.
 
-    Of a model that is there, each way is there from the start: a rate needs the zero before. Of one that is gone, what
-    was counted stays.
+    A loaded model has every way from the start, because a rate needs the zero before; the counts of an unloaded model
+    stay.
     """
 
     def __init__(self, outcomes: Mapping[tuple[str, str, str], int], models: Set[str]) -> None:

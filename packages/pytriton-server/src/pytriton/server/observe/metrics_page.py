@@ -35,23 +35,18 @@ _REFUSAL_TIMEOUT_S = 0.5
 _CLOSE_TIMEOUT_S = 2.0
 _POLL_S = 0.5
 _MAX_HEAD_BYTES = 32 << 10
-# Less fits into one packet.
+# Less than this fits into one packet.
 _COMPRESSED_FROM_BYTES = 1400
-# A page of 60 models, 380 kB, is 16 kB then, in 3 ms; level 9 takes seven times as long.
+# A page of 60 models shrinks from 380 kB to 16 kB in 3 ms; level 9 takes seven times as long.
 _COMPRESSION_LEVEL = 6
 
 logger = logging.getLogger(__name__)
 
 
 class MetricsPage:
-    """Answers `GET /metrics`, one connection for each request, until it is closed.
+    """Answers `GET /metrics`, with one connection for each request, until it is closed.
 
-    A connection takes a thread when its request is there, not before: those that send nothing, or not all of it, keep
-    nobody out.
-
-    Args:
-        listener: The socket to accept on, listening; the page closes it.
-        render: Makes the text of the page. Called in a thread for each request.
+    A connection takes a thread when its request is complete, so incomplete requests block nobody.
     """
 
     def __init__(self, listener: socket.socket, render: Callable[[], bytes]) -> None:
@@ -60,7 +55,7 @@ class MetricsPage:
         self.deadlines: dict[socket.socket, float] = {}
         """When connections are cut off, on the clock of `time.monotonic`."""
         self._listener = listener
-        # In the order in which they came.
+        # Connections in the order in which they came.
         self._waiting: dict[socket.socket, _Waiting] = {}
         self._callers: dict[threading.Thread, socket.socket] = {}
         self._is_closed = False
@@ -76,7 +71,7 @@ class MetricsPage:
             return
         self._is_closed = True
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        # Wakes the thread that accepts, which would notice after its poll interval.
+        # This wakes the accepting thread, which would otherwise notice after its poll interval.
         _cut(self._listener)
         if self._acceptor.ident is not None:
             self._acceptor.join(_CLOSE_TIMEOUT_S)
@@ -119,7 +114,7 @@ class MetricsPage:
             return
         except OSError as error:
             if not self._is_closed:
-                # As when no descriptors are left: that may pass.
+                # For example, no descriptors are left, which may pass.
                 logger.warning("A request for the metrics cannot be accepted: %s", error)
                 time.sleep(_REFUSAL_TIMEOUT_S)
             return
@@ -147,7 +142,7 @@ class MetricsPage:
 
     def _begin(self, waiting: "_Waiting") -> None:
         """Answer in a thread, or refuse where there are too many."""
-        # Those that are done are kept until here, so that `close` waits for the last instruction of each.
+        # Finished threads are kept until here, so that `close` waits for each to end.
         self._callers = {thread: peer for thread, peer in self._callers.items() if thread.is_alive()}
         if not waiting.is_whole:
             _refuse(waiting.connection, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -158,7 +153,7 @@ class MetricsPage:
             try:
                 thread.start()
             except RuntimeError:
-                # No thread can be had: that may pass.
+                # No thread can be started, which may pass.
                 logger.debug("A request for the metrics is not answered.", exc_info=True)
                 _refuse(waiting.connection, HTTPStatus.SERVICE_UNAVAILABLE)
             else:
@@ -183,7 +178,7 @@ class MetricsPage:
 
     def _answer(self, waiting: "_Waiting") -> None:
         connection = waiting.connection
-        # Whoever has sent the request in time is not blamed for the time that its answer takes.
+        # The deadline is for the request, not for the time of its answer.
         self.deadlines[connection] = float("inf")
         try:
             connection.setblocking(True)
@@ -283,14 +278,14 @@ def _cut(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    # Says that nothing more comes, even where a fork has the connection as well.
+    # This tells the peer that nothing follows, even if a forked process has the connection, too.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_WR)
     connection.close()
 
 
 def _refuse(connection: socket.socket, status: HTTPStatus) -> None:
-    # A few bytes fit into the buffer of a new connection.
+    # A few bytes fit into the buffer of a new connection, so this does not wait.
     with contextlib.suppress(OSError):
         connection.send(
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()

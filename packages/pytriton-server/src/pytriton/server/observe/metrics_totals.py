@@ -78,13 +78,7 @@ class StatisticsTotals:
         """Whether the model has had all its workers once: before, it is only being bound."""
 
     def add(self, place: int, worker: Worker | WorkerProcess) -> None:
-        """Take a worker in; to be called when it was started.
-
-        Args:
-            place: The place of its callable in the model's list, from 0 on. A worker that takes the place of another
-                goes on with its totals.
-            worker: The worker.
-        """
+        """Count a worker that was started. One that replaces another at its place continues the totals."""
         with self._lock:
             self._fold()
             self._workers.append((place, worker))

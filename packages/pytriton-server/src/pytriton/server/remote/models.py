@@ -32,23 +32,16 @@ LOAD_DEADLINE_S = 60.0
 """How long a server may take to load or unload a model, in seconds."""
 
 _POLL_S = 0.1
-# How long somebody who was the last to serve a model may take to unload it.
+# How long the last process that serves a model may take to unload it.
 _LEAVING_DEADLINE_S = 10.0
-# What a server says that was started with another --model-control-mode.
+# A server that was started with another --model-control-mode says this.
 _NOT_EXPLICIT = "explicit model load / unload is not allowed"
 
 logger = logging.getLogger(__name__)
 
 
 class RemoteModels:
-    """The names on one server under which models of this process are served. A `deployment.Deployer`.
-
-    Args:
-        control: How the server is asked.
-        url: Its address, for errors.
-        deployment: Gives the models of this process.
-        replace_models: Whether models of the same names that others have put there may be replaced.
-    """
+    """The names on one server under which models of this process are served; it is a `deployment.Deployer`."""
 
     def __init__(
         self, control: Control, url: str, deployment: Callable[[], Deployment], *, replace_models: bool
@@ -57,15 +50,15 @@ class RemoteModels:
         self._url = url
         self._get_deployment = deployment
         self._replace_models = replace_models
-        # Of the names that may be loaded and unloaded: an identifier of our configuration, and a number that grows when
-        # Triton is to load all versions again.
+        # For each name that may be loaded: an identifier of its configuration, and a number that grows when Triton has
+        # to load all versions again.
         self._revisions: dict[str, tuple[str, int]] = {}
-        # Of the same names: our share in serving them, and a watch of the server process that has loaded them.
+        # For each name: the shared lock of this process, and a watch of the server process that has loaded it.
         self._memberships: dict[str, Membership] = {}
         self._servers: dict[str, ServerProcessWatch] = {}
-        # What the server reports of them as long as nobody replaces them.
+        # What the server reports of each name until somebody replaces it.
         self._deployed: dict[str, ServedModel] = {}
-        # Those that have taken the place of a model from the server's repository, which is put back in the end.
+        # Names that replaced a model of the server's repository, which is restored at the end.
         self._replaced: set[str] = set()
 
     @property
@@ -73,12 +66,7 @@ class RemoteModels:
         return self._get_deployment()
 
     def claim(self, model: WorkerService) -> None:
-        """Make sure that a model may get its name, and find out whether another process has loaded the same already.
-
-        Raises:
-            PyTritonInvalidOperationError: A model of somebody else has it, or another process serves the name as well.
-            TritonServerError: The server refused to tell, or did not answer.
-        """
+        """Make sure that a model may get its name, and find out whether another process has loaded the same already."""
         name = model.name
         model.shared_endpoint = None
         if any(other.name == name for other in self._deployment.models):
@@ -98,10 +86,7 @@ class RemoteModels:
             self._revisions[name] = (secrets.token_hex(4), 0)
 
     def _is_in_repository(self, name: str, there: ServedModel) -> bool:
-        """Return whether the server can load again what it serves under a name.
-
-        What came with the call to load it cannot.
-        """
+        """Return whether the server can load a name again by itself; it cannot if a client sent the files."""
         return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
     def deploy(self, name: str, models: Sequence[WorkerService], timeout_s: float) -> bool:
@@ -109,7 +94,7 @@ class RemoteModels:
         if not models:
             return self._unload(name, timeout_s)
         if len(models) == 1 and models[0].shared_endpoint is not None:
-            # Another process has loaded it.
+            # Another process has loaded the model.
             return True
         self._refuse_shared(name)
         origin, number = self._revisions[name]
@@ -130,17 +115,7 @@ class RemoteModels:
         return has_others(self._control, names)
 
     def reconcile(self, name: str, *, was_unreachable: bool) -> bool:
-        """Load a name again where that is ours to do; return whether its workers may be expected to attach.
-
-        Args:
-            name: The name.
-            was_unreachable: Whether the server did not answer a moment ago.
-
-        Raises:
-            TritonServerError: The server refused, or did not answer.
-            PyTritonInvalidOperationError: Others serve the name as well, and would not fit any more.
-            OSError: A file is in the way.
-        """
+        """Load a name again if this process is responsible for it; return whether its workers will attach."""
         models = [model for model in self._deployment.models if model.name == name]
         membership = self._memberships[name]
         with load_lock(membership.folder, name, _LEAVING_DEADLINE_S) as is_acquired:
@@ -149,7 +124,7 @@ class RemoteModels:
                 if there.endpoint in self._endpoints_of(name):
                     return True
                 if len(models) == 1 and there.digest == self._digest(models) and self._join(models[0], there):
-                    # Both had the same idea, and the other one was later.
+                    # Two processes loaded the name, and the other one was later.
                     self._deployment.move_workers(models[0], there.endpoint)
                     return True
                 return False
@@ -167,7 +142,7 @@ class RemoteModels:
         watch = self._servers.get(name)
         if watch is not None and watch.has_ended:
             return True
-        # It may have ended before it could be watched. A model that is unloaded takes its socket with it.
+        # The process may have ended before it could be watched. Unloading a model removes its socket.
         return any(map(os.path.lexists, self._endpoints_of(name)))
 
     def forget_all(self) -> None:
@@ -179,7 +154,7 @@ class RemoteModels:
         """Return what the server has under a name, if anything."""
         is_ready = self._control.is_model_ready(name)
         try:
-            # Asked for one that is not ready, too: newer servers say so of a model whose workers are gone.
+            # Asked even if the model is not ready, because newer servers say so of models without workers.
             return ServedModel.from_config(self._control.model_config(name))
         except ControlError as error:
             if error.reason is None:
@@ -193,12 +168,12 @@ class RemoteModels:
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
         while (there := self._served(model.name)) is not None and there.digest == self._digest([model]):
             if there.endpoint is not None and not os.path.lexists(there.endpoint):
-                # Whoever loaded it is dead, and the files are removed already.
+                # The process that loaded it has died, and its files are removed.
                 return None
             try:
                 return there if self._join(model, there) or not there.is_within_reach else None
             except OSError as error:
-                # Somebody is about to be the last to leave, and to unload it.
+                # The last process that serves it is about to unload it.
                 logger.debug("Model %r cannot be joined: %s", model.name, error)
                 if time.monotonic() >= deadline:
                     return there
@@ -206,11 +181,7 @@ class RemoteModels:
         return there
 
     def _join(self, model: WorkerService, there: ServedModel) -> bool:
-        """Let a model be served at the socket of another process that has loaded it; False if there is none any more.
-
-        Raises:
-            OSError: It is about to be unloaded.
-        """
+        """Let a model use the socket of another process that has loaded it; False if there is none."""
         name = model.name
         if there.endpoint is None or not there.is_within_reach:
             return False
@@ -237,14 +208,14 @@ class RemoteModels:
     def _unload(self, name: str, timeout_s: float) -> bool:
         membership = self._memberships.get(name)
         if membership is None:
-            # It was never loaded.
+            # The name was never loaded.
             self._forget(name)
             return True
         if not membership.try_upgrade():
             self._forget(name)
             return False
         try:
-            # Not what somebody else has put there in the meantime.
+            # What others have put there in the meantime stays.
             if self._served(name) == self._deployed.get(name) and not self._restore_original(name, timeout_s):
                 self._control.unload(name, timeout_s)
         except BaseException:
@@ -259,7 +230,8 @@ class RemoteModels:
         if name not in self._replaced:
             return False
         try:
-            # Beside ours, which answers what it has got and is unloaded then: no request finds nobody.
+            # The server loads it beside our model, which answers its requests and is then unloaded, so no request is
+            # lost.
             self._control.load(name, timeout_s)
         except ControlError as error:
             logger.warning(
@@ -280,7 +252,7 @@ class RemoteModels:
         self._deployed.pop(name, None)
         if membership is not None:
             membership.close()
-            # If whoever made the folder has left before.
+            # The process that made the folder may have left before.
             remove_abandoned(membership.folder.parent)
         watch = self._servers.pop(name, None)
         if watch is not None:
@@ -323,7 +295,7 @@ class RemoteModels:
             )
             for name, text in self._deployment.side_files(model):
                 files[f"{model.version}/{name}"] = text.encode()
-        # Triton looks at the configuration alone to see whether it has to load a version again.
+        # Triton only compares the configuration to decide whether to load a version again.
         parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: self._digest(models)}
         if models[0].name in self._replaced:
             parameters[REPLACED_PARAMETER] = "true"

@@ -37,18 +37,8 @@ logger = logging.getLogger(__name__)
 class RemoteSession:
     """A session with a server that somebody else started.
 
-    Triton gets each model with the call that loads it: its configuration, the native proxy backend and the side files.
-    The server needs nothing of ours on its disk, and nothing stays there.
-
-    Args:
-        url: Where the server listens.
-        access_token: The token that its protected endpoints ask for, if they do.
-        tls: Certificates, where the connection is encrypted.
-        workspace: The folder for the sockets, which is made by `start` and removed by `close`.
-        replace_models: Whether models of the same names that others have put there may be replaced.
-        comeback_s: How long the server may be away, in seconds, until it counts as gone.
-        cache_bytes: What answers that are given again may take on the server, of each model.
-        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+    The call that loads a model sends its configuration, the native proxy backend and the side files. The server needs
+    nothing of ours on its disk, and nothing stays there.
     """
 
     def __init__(
@@ -103,17 +93,7 @@ class RemoteSession:
         return self._deployment
 
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Wait for the server and load `models`; see `Session.start`. Only the server has to answer in `timeout_s`.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            PyTritonClientTimeoutError: The server did not answer in time.
-            PyTritonClientInferenceServerError: It does not let us see its models, for want of the right token most
-                likely.
-            PyTritonInvalidOperationError: A model of somebody else has the name of one of ours.
-            TritonModelLoadError: It refused a model, or a worker.
-            WorkspaceError: The workspace cannot be made.
-        """
+        """Wait for the server and load `models`; see `Session.start`. Only the server has to answer in `timeout_s`."""
         self._workspace.create()
         self._wait_listening(timeout_s, cancelled)
         try:
@@ -132,9 +112,9 @@ class RemoteSession:
         self._models.claim(model)
 
     def reconcile(self) -> None:
-        """Load again what the server has forgotten because it was started again. Does nothing if nothing is missing.
+        """Load again what the server has lost by a restart.
 
-        What is wrong for too long ends the session; see `failure`.
+        A problem that lasts too long ends the session, see `failure`.
         """
         if not self.is_running:
             return
@@ -247,7 +227,7 @@ class RemoteSession:
 
     def _unusable(self, error: ControlError) -> Exception:
         url = self._url.with_scheme
-        # A server that wants a token has the same status over gRPC.
+        # Over gRPC, a server that wants a token answers with the same status.
         if isinstance(error.__cause__, ssl.SSLError) or (error.reason or "").startswith("failed to connect"):
             advice = (
                 "If an authority of your own has signed the server's certificate, name it with "

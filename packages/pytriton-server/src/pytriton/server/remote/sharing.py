@@ -49,15 +49,10 @@ _POLL_S = 0.02
 
 
 def models_digest(models: Sequence[WorkerService], cache_bytes: int) -> str:
-    """Return what two processes have in common that bind the same: names, versions, tensors, configuration.
-
-    Args:
-        models: The versions of a name.
-        cache_bytes: What answers that are given again may take.
-    """
+    """Return a digest that is equal in two processes that bind the same names, versions, tensors and configuration."""
     parts = [models[0].definition.config_text]
     for model in models:
-        # The path of the socket does not matter, the other settings of the proxy do.
+        # The path of the socket does not matter; the other settings of the proxy do.
         anywhere = Path("/")
         settings = [line for _, text in model.side_files(anywhere, cache_bytes) for line in text.splitlines()]
         parts += [str(model.version), *(line for line in settings if not line.startswith("endpoint"))]
@@ -99,15 +94,7 @@ class ServedModel:
 
 
 class Membership:
-    """A shared lock on a model, held by each process that serves it.
-
-    Args:
-        folder: Where the model's socket is.
-        name: Name of the model.
-
-    Raises:
-        OSError: The file for it cannot be made, or somebody is just about to be the last to leave.
-    """
+    """A shared lock on a model, held by each process that serves it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -125,15 +112,15 @@ class Membership:
     def is_shared(self) -> bool:
         """Tell whether there are others."""
         is_shared = not self.try_upgrade()
-        # A failed attempt loses the share; the others have no more than a share each.
+        # A failed upgrade loses the lock; the others hold shared locks only.
         with contextlib.suppress(BlockingIOError):
             self.downgrade()
         return is_shared
 
     def try_upgrade(self) -> bool:
-        """Make the lock exclusive if nobody else has a share; return whether that is so. If not, the share is lost.
+        """Make the lock exclusive if nobody else holds it; return whether that worked.
 
-        `close` or `downgrade` has to follow. Of several who do this at the same time, one is the last.
+        If not, the lock is lost. `close` or `downgrade` has to follow.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,11 +129,7 @@ class Membership:
         return True
 
     def downgrade(self) -> None:
-        """Take `try_upgrade` back.
-
-        Raises:
-            BlockingIOError: Somebody else is about to be the last.
-        """
+        """Make the lock shared again."""
         fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
@@ -166,13 +149,7 @@ class Membership:
 
 @contextlib.contextmanager
 def load_lock(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
-    """Hold the lock under which one of those who serve a model loads it again; yield whether it was acquired.
-
-    Args:
-        folder: Where the model's socket is.
-        name: Name of the model.
-        timeout_s: How long to wait for it, in seconds.
-    """
+    """Hold the lock under which one of the processes loads a model again; yield whether it was acquired."""
     fd = os.open(folder / f"{name}{_LOAD_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "r+b", buffering=0) as file:
         close_in_child(file)
@@ -190,14 +167,10 @@ def load_lock(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
 
 
 class ServerProcessWatch:
-    """Detects that the process behind a socket has ended, also where another one has taken its place since.
-
-    Args:
-        endpoint: The socket of a model that is loaded.
-    """
+    """Detects that the process behind a socket has ended, even if another process has replaced it."""
 
     def __init__(self, endpoint: Path) -> None:
-        # In another container the process may have no number here, or the system cannot watch it.
+        # A process in another container may have no process id here, or the system cannot watch it.
         pid = process_with_sockets({inode for _, inode in sockets_at(endpoint)})
         self._pidfd = None if pid is None else open_pidfd(pid)
         call_in_child(self, lambda watch: replace_descriptors([watch._pidfd]))

@@ -276,7 +276,7 @@ class TritonConfig:
         Raises:
             PyTritonValidationError: A variable is not acceptable, or the two together are not.
         """
-        # Each on its own need not be acceptable: one protocol may be switched off here and there.
+        # They are checked together, because one protocol may be switched off in each.
         return TritonConfig(**{**_environment_values(), **_set_fields(self)})
 
 
@@ -306,7 +306,7 @@ def _set_fields(config: TritonConfig) -> dict[str, Any]:
 
 def _accepted(name: str, kind: type, value: Any, where: str) -> Any:
     if name == "log_verbose" and isinstance(value, bool):
-        value = int(value)  # tritonserver takes True and False there, and there alone
+        value = int(value)  # for this option alone, tritonserver takes True and False
     result = converted(kind, value, where)
     checked(name, result, where)
     return result

@@ -17,11 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_settings(config: TritonConfig, security: TritonSecurityConfig) -> None:
-    """Check settings against each other, the file system and the environment.
-
-    Raises:
-        PyTritonValidationError: A file is missing or cannot be read, or two settings exclude each other.
-    """
+    """Check settings against each other, the file system and the environment."""
     _check_tls(config)
     _check_log_file(config.log_file)
     _check_model_repository(config.model_repository)
@@ -64,12 +60,12 @@ def _check_readable(name: str, path: Path) -> None:
 
 
 def _check_certificates(config: TritonConfig) -> None:
-    # Not at the top: most servers do without.
+    # Imported late, because most servers do without TLS.
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without a password of some kind Python would ask the terminal for that of an encrypted key.
+        # Without a password, Python would ask the terminal for that of an encrypted key.
         context.load_cert_chain(str(config.grpc_server_cert), str(config.grpc_server_key), password="")
     except (OSError, ValueError) as error:
         raise PyTritonValidationError(
@@ -134,11 +130,7 @@ def _check_header(config: TritonConfig, security: TritonSecurityConfig) -> None:
 
 
 def _check_vertex_ai(config: TritonConfig) -> None:
-    """Check that Vertex AI's endpoints have their paths, if they are to be served.
-
-    Raises:
-        PyTritonValidationError: A variable of the environment is missing.
-    """
+    """Check that Vertex AI's endpoints have their paths, if they are to be served."""
     missing = [name for name in _ROUTES if not os.environ.get(name)]
     if missing and vertex_ai_is_on(config):
         raise PyTritonValidationError(

@@ -8,11 +8,7 @@ _SIZE = "local,size="
 
 
 def local_cache_bytes(cache_config: Iterable[str] | None) -> int:
-    """Return the bytes that `TritonConfig.cache_config` gives the cache `local`; 0 without one.
-
-    Args:
-        cache_config: Items `<cache>,<setting>=<value>`.
-    """
+    """Return the bytes that `TritonConfig.cache_config` gives the cache `local`; 0 without one."""
     sizes = [item.removeprefix(_SIZE).strip() for item in cache_config or () if item.startswith(_SIZE)]
-    # What is no number is Triton's to refuse.
+    # Triton refuses a size that is no number.
     return int(sizes[-1]) if sizes and sizes[-1].isdecimal() else 0

@@ -25,7 +25,7 @@ __all__ = [
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
-# tritonserver keeps its numbers in a C int, but for these.
+# tritonserver stores other numbers in a C int.
 _LARGEST_INT = 2**31 - 1
 _LARGEST = {
     "http_max_input_size": 2**63 - 1,
@@ -33,7 +33,7 @@ _LARGEST = {
     "pinned_memory_pool_byte_size": 2**63 - 1,
 }
 _LARGEST_PORT = 65535
-# Everything else starts at 0.
+# All others start at 0.
 _SMALLEST = {
     "repository_poll_secs": 1,
     "model_load_thread_count": 1,
@@ -62,13 +62,7 @@ _EXPECTED = {
 
 
 class Restriction:
-    """A parsed `<groups>:<header>=<value>`.
-
-    Args:
-        groups: The groups of endpoints.
-        header: Name of the header that their callers have to send.
-        value: Its value.
-    """
+    """A parsed `<groups>:<header>=<value>`."""
 
     def __init__(self, groups: tuple[str, ...], header: str, value: str) -> None:
         self.groups = groups
@@ -77,16 +71,7 @@ class Restriction:
 
 
 def converted(kind: type, value: Any, where: str) -> Any:
-    """Return `value` as the type of its field, where that is safe.
-
-    Args:
-        kind: bool, int, str, list (of str) or pathlib.Path.
-        value: What was given.
-        where: Where it was given, for the error.
-
-    Raises:
-        PyTritonValidationError: It cannot be converted.
-    """
+    """Return `value` as the type of its field, where that is safe."""
     result: Any = None
     if kind is bool:
         text = str(value).strip().lower()
@@ -110,16 +95,7 @@ def converted(kind: type, value: Any, where: str) -> Any:
 
 
 def checked(name: str, value: Any, where: str) -> None:
-    """Check a converted value against the rule of its field.
-
-    Args:
-        name: Name of the field.
-        value: What it holds.
-        where: Where it was given, for the error.
-
-    Raises:
-        PyTritonValidationError: The value breaks the rule, or holds a NUL character, which no command line can.
-    """
+    """Check a converted value against the rule of its field."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, (str, pathlib.Path)) and "\0" in str(text):
             raise PyTritonValidationError(f"{where} holds a NUL character.", expected="no NUL character")
@@ -130,16 +106,7 @@ def checked(name: str, value: Any, where: str) -> None:
 
 
 def parse_restriction(text: str, where: str) -> Restriction:
-    """Take `<groups>:<header>=<value>` apart, as tritonserver does.
-
-    Args:
-        text: The setting.
-        where: Where it was given, for the error.
-
-    Raises:
-        PyTritonValidationError: It has another form, is no header, or names an unknown group. The text of the error
-            leaves out the value, which is a secret.
-    """
+    """Split `<groups>:<header>=<value>` as tritonserver does. The error leaves out the value, which is a secret."""
     names, colon, pair = text.partition(":")
     header, equals, value = pair.partition("=")
     groups = tuple(names.split(","))
@@ -169,15 +136,7 @@ def parse_restriction(text: str, where: str) -> Restriction:
 
 
 def parse_port_range(text: str, where: str) -> tuple[int, int]:
-    """Take `<first>-<last>` apart.
-
-    Args:
-        text: The setting.
-        where: Where it was given, for the error.
-
-    Raises:
-        PyTritonValidationError: It has another form, or is empty.
-    """
+    """Take `<first>-<last>` apart."""
     found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip())
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 0 < first <= last <= _LARGEST_PORT:
@@ -195,11 +154,7 @@ def is_colliding(restriction: Restriction | None, header: str, value: str) -> bo
 
 
 def check_timeout(name: str, timeout_s: Any) -> None:
-    """Check that an argument is a time to wait.
-
-    Raises:
-        PyTritonBadParameterError: It is no number, or less than 0.
-    """
+    """Check that an argument is a time to wait."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
         raise PyTritonBadParameterError(
             f"{name} must be a number of seconds of at least 0; got {timeout_s!r}.",
@@ -249,8 +204,8 @@ def _one_of(*allowed: str) -> Callable[[str, str], None]:
 
 
 def _check_pattern(value: str, where: str) -> None:
-    # tritonserver reads it with RE2, and goes on without the pattern where it cannot. What RE2 alone understands, such
-    # as \pN, is let through.
+    # tritonserver parses it with RE2, and ignores a pattern that fails. Patterns that only RE2 understands, such as
+    # \pN, are accepted.
     problem = "RE2 has no look-ahead and no look-behind" if _LOOK_AROUND.search(value) else None
     if problem is None:
         try:

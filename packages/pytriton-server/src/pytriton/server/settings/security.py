@@ -82,7 +82,7 @@ class TritonSecurityConfig:
             if self.restricted_endpoints:
                 self.access_token = secrets.token_urlsafe(32)
         elif not isinstance(self.access_token, str) or not _VISIBLE.fullmatch(self.access_token):
-            # Not quoted: a slightly wrong token is still a secret.
+            # The error does not quote it, because a slightly wrong token is still a secret.
             raise PyTritonValidationError(
                 "TritonSecurityConfig.access_token must be a non-empty string of visible ASCII characters, because it "
                 "travels as an HTTP header."

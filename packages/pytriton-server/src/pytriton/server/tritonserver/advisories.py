@@ -90,15 +90,9 @@ ADVISORIES = tuple(Advisory(**{**fields, "guard": Guard(fields["guard"])}) for f
 
 
 def advisories_of(version: str) -> list[Advisory]:
-    """Return what is known of a version of tritonserver, the most severe first.
+    """Return the known vulnerabilities of a version, the most severe first.
 
-    Every version before the one with the fix counts as affected: bulletins rarely say where a fault came in.
-
-    Args:
-        version: Such as `"2.51.0"`.
-
-    Raises:
-        ValueError: It is no version.
+    Every version before the fix counts, because bulletins rarely say where a fault began.
     """
     wanted = _parsed(version)
     found = [advisory for advisory in ADVISORIES if wanted < _parsed(advisory.fixed_in)]
@@ -106,11 +100,7 @@ def advisories_of(version: str) -> list[Advisory]:
 
 
 def is_newer_than_known(version: str) -> bool:
-    """Return whether a version came out after the list was written, so that little of it can be in there.
-
-    Raises:
-        ValueError: It is no version.
-    """
+    """Return whether a version is newer than the list of vulnerabilities."""
     return _parsed(version) > _parsed(NEWEST_KNOWN_VERSION)
 
 

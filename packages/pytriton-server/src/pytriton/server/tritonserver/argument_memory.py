@@ -10,21 +10,13 @@ from collections.abc import Sequence
 __all__ = ["wipe_arguments"]
 
 _WIPED = b"*"
-# Places in /proc/<pid>/stat behind the name in parentheses, which may itself hold spaces.
+# Positions in /proc/<pid>/stat after the name in parentheses, which may contain spaces.
 _ARGUMENTS_START = 45
 _ARGUMENTS_END = 46
 
 
 def wipe_arguments(pid: int, secrets: Sequence[str]) -> bool:
-    """Overwrite secrets in the command line of a child process. It must have read its arguments by then.
-
-    Args:
-        pid: The child.
-        secrets: What to overwrite where it ends an argument, behind a `=`.
-
-    Returns:
-        Whether none of them is left.
-    """
+    """Overwrite secrets in the command line of a child that has read its arguments; return whether none is left."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -36,7 +28,7 @@ def wipe_arguments(pid: int, secrets: Sequence[str]) -> bool:
         before = os.pread(memory, end - start, start)
         after = before
         for secret in secrets:
-            # The end of one argument, and nothing that looks alike in the middle of another.
+            # The secret must end an argument; equal bytes within another argument stay.
             text = secret.encode()
             after = after.replace(b"=" + text + b"\0", b"=" + _WIPED * len(text) + b"\0")
         if after != before:

@@ -32,26 +32,16 @@ __all__ = ["make_backends", "make_python_backend"]
 
 _PYTHON = "python"
 _UTILS = "triton_python_backend_utils.py"
-# What the scripts set that activate a packed environment, the only ones that Triton runs.
+# The scripts of packed environments set this variable; Triton runs no other scripts.
 _ACTIVE = "CONDA_PREFIX"
 
 
 def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Path], extra: Path | None = None) -> None:
-    """Fill a folder with all backends.
-
-    Args:
-        folder: An existing folder; what is in it stays.
-        binary: The server, whose backends are linked.
-        own: The libraries of our own backends, by the name of the backend.
-        extra: Folder of the user's with more backends. They take precedence over those of the server.
-
-    Raises:
-        WorkspaceError: A file or link cannot be made.
-    """
+    """Fill a folder with links to all backends; the user's own folder `extra` takes precedence over the server's."""
     try:
         for name, library in own.items():
             (folder / name).mkdir()
-            # A link and no copy: one that is loaded from this side, too, must be the same for the loader.
+            # A link and not a copy, so that the loader sees one library if this process loads it, too.
             (folder / name / library.name).symlink_to(library)
         for source in (binary.backends_dir,) if extra is None else (extra, binary.backends_dir):
             for backend in sorted(source.iterdir()) if source.is_dir() else ():
@@ -67,18 +57,7 @@ def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Pa
 
 
 def make_python_backend(folder: Path, supervisor: Path) -> dict[str, str]:
-    """Make the proxy backend that of `model.py` models, too, before `make_backends` fills the folder.
-
-    Args:
-        folder: An existing, empty folder.
-        supervisor: The socket where the library asks for processes.
-
-    Returns:
-        Variables for the environment of the server.
-
-    Raises:
-        WorkspaceError: A link cannot be made.
-    """
+    """Make the proxy backend that of `model.py` models, too, before `make_backends` fills the folder."""
     target = folder / _PYTHON
     try:
         target.mkdir()
@@ -121,13 +100,13 @@ def _link_utils(target: Path, original: Path) -> None:
 
 def _start_script(source: Path, binary: TritonServerBinary) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    # The bundled server has one stub per version of Python, a plain one has the only one in its place.
+    # The bundled server has one stub per version of Python, a plain server a single one.
     own = source / "stubs" / version / STUB
     libraries = [str(folder) for folder in binary.library_dirs]
-    # Where libpython is, which many installations of Python keep off the loader's path.
+    # The folder of libpython, which is often not on the loader's path.
     libraries += [str(sysconfig.get_config_var("LIBDIR") or ""), os.path.join(sys.base_prefix, "lib")]
     joined = os.pathsep.join(dict.fromkeys(folder for folder in libraries if folder))
-    # The interpreter inside the stub takes its modules, also those of a virtual environment, from the python3 on PATH.
+    # The stub's interpreter takes its modules from the first python3 on PATH.
     interpreter = os.path.dirname(sys.executable) if sys.executable else ""
     path = f"PATH={shlex.quote(interpreter)}${{PATH:+:$PATH}}\nexport PATH\n" if interpreter else ""
     return (

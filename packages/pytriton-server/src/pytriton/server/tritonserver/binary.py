@@ -57,14 +57,8 @@ class TritonServerBinary:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Make the environment to start the server in.
 
-        Only Triton's Python backend needs more than what is there already: its stub is the one for the `python3` that
-        comes first on `PATH`, which is made the one of the running interpreter.
-
-        Args:
-            base: Environment to start from; `os.environ` if not given. It is not changed.
-
-        Returns:
-            A new dictionary.
+        Only Triton's Python backend needs more: its stub serves the first `python3` on `PATH`, which becomes the
+        running interpreter.
         """
         environment = dict(os.environ if base is None else base)
         if sys.executable:
@@ -74,18 +68,7 @@ class TritonServerBinary:
 
 
 def find_tritonserver(explicit: Path | str | None = None) -> TritonServerBinary:
-    """Find the server to start.
-
-    Args:
-        explicit: Folder laid out as `/opt/tritonserver` that is to be used and no other.
-
-    Returns:
-        The first server of the search order given in the description of this module.
-
-    Raises:
-        TritonServerNotFoundError: If `explicit` or the environment variable names a folder without a server, or if
-            there is none in any of the places.
-    """
+    """Find the server to start, in the search order of this module's description; `explicit` allows one folder only."""
     searched: list[tuple[str, str]] = []
     for origin, folder, is_named in _places(explicit):
         if folder is None:
@@ -134,7 +117,7 @@ def _problem(folder: Path) -> str | None:
 
 
 def _describe(folder: Path, origin: str) -> TritonServerBinary:
-    # What a link names now: it may be turned to another version while this one serves.
+    # The target of a link, because the link may be changed while this server runs.
     folder = folder.resolve()
     libraries = folder / "lib"
     return TritonServerBinary(

@@ -68,15 +68,7 @@ def build_command(
     ports: ReservedPorts,
     models: Collection[str] = (),
 ) -> list[str]:
-    """Return program and arguments. What the user set is never changed; what is unset gets what this package needs.
-
-    Args:
-        config: The settings.
-        security: The token and what it protects.
-        folders: Where tritonserver finds things.
-        ports: The ports to listen on, in place of those in `config`.
-        models: Names of the bound models.
-    """
+    """Return program and arguments. The user's settings are kept; unset ones get what this package needs."""
     values: dict[str, object] = {
         field.name: getattr(config, field.name) for field in fields(config) if field.name not in OWN_SETTINGS
     }
@@ -86,19 +78,19 @@ def build_command(
         if values.get(address) is not None or endpoint.is_ipv6:
             values[address] = _address(endpoint)
     if ports.triton_metrics is not None:
-        # Where the user wants the metrics is for the page that includes these.
+        # The user's address is for our own page, which includes Triton's metrics.
         values["metrics_address"] = _address(ports.triton_metrics)
     values["model_repository"] = [path for path in (folders.models, folders.linked, config.model_repository) if path]
     defaults: dict[str, object] = {
-        # The errors for models that cannot be loaded have names and reasons, which an exit code has not.
+        # This package reports models that fail to load, with reasons that an exit code cannot give.
         "exit_on_error": False,
-        # Requests are waited for before the server gets its signal; what remains are idle connections.
+        # Requests have ended before the server gets its signal, so only idle connections remain.
         "exit_timeout_secs": EXIT_TIMEOUT_S if is_controlled(config) else DRAIN_TIMEOUT_S,
         "model_control_mode": EXPLICIT,
         "allow_gpu_metrics": None if has_gpu() else False,
         "cache_directory": folders.caches,
         "pinned_memory_pool_byte_size": None if has_gpu() else 0,
-        # Its thread sleeps for half of the interval, and the end of the server waits for it.
+        # The metrics thread sleeps for half of the interval, and the server's end waits for it.
         "metrics_interval_ms": None if has_gpu() else METRICS_INTERVAL_MS,
         **_protocols_on_vertex_ai(),
     }
@@ -125,7 +117,7 @@ def is_controlled(config: TritonConfig) -> bool:
 
 def redacted(command: Sequence[str]) -> str:
     """Return a command as text for logs and errors, without the tokens in it."""
-    # <option>=<groups>:<header>=<token>, and a token may hold "=" itself.
+    # <option>=<groups>:<header>=<token>, and a token may contain "=".
     return " ".join(
         "=".join([*part.split("=", 2)[:2], "***"]) if part.startswith(_SECRET_OPTIONS) else part for part in command
     )
@@ -137,19 +129,13 @@ def secrets_of(command: Sequence[str]) -> list[str]:
 
 
 def control_headers(config: TritonConfig, security: TritonSecurityConfig, protocol: str) -> dict[str, str]:
-    """Return the headers with which this package's own calls pass every restriction, the user's included.
-
-    Args:
-        config: The settings.
-        security: The token and what it protects.
-        protocol: `"http"` or `"grpc"`.
-    """
+    """Return the headers with which this package's own calls pass every restriction, the user's included."""
     headers = {}
     restriction = _restriction(config, protocol)
     if security.access_token:
         headers[TRITON_ACCESS_HEADER] = security.access_token
     if restriction is not None:
-        # Equal names with other values are refused before the start, unless this package's token protects nothing.
+        # Two values for one header are refused before the start, unless this package's token protects nothing.
         headers = {name: value for name, value in headers.items() if name.lower() != restriction.header.lower()}
         headers[restriction.header] = restriction.value
     return headers
@@ -174,7 +160,7 @@ def _options(name: str, value: object) -> list[str]:
 def _address(endpoint: Endpoint) -> str:
     if not endpoint.is_ipv6:
         return endpoint.address
-    # The two services read addresses of IPv6 in different forms.
+    # The two services read IPv6 addresses in different forms.
     return f"[{endpoint.address}]" if endpoint.setting == "grpc_port" else f"ipv6:{endpoint.address}"
 
 
@@ -194,7 +180,7 @@ def _restrictions(config: TritonConfig, security: TritonSecurityConfig) -> list[
         return []
     options = []
     for protocol, name in _RESTRICTED.items():
-        # tritonserver refuses a group that is named twice, and what the user set for it goes first.
+        # tritonserver refuses a group that is named twice, and the user's setting has priority.
         own = _restriction(config, protocol)
         groups = [group for group in security.restricted_endpoints or () if own is None or group not in own.groups]
         if groups:

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         print(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 126
     if os.getppid() != int(parent):
-        # The parent died before the signal was asked for: nobody will send it.
+        # The parent died before the signal was requested, so nobody would send it.
         return 0
     try:
         os.execv(command[0], command)
@@ -55,9 +55,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _restore_signals() -> None:
-    """Let the program hear all signals: what the parent blocks or ignores is inherited, also by its own children.
+    """Unblock all signals, because the parent's blocked and ignored signals are inherited.
 
-    SIGPIPE and SIGXFSZ stay ignored, as Python has them: a caller who leaves, or a log at its limit, ends no server.
+    SIGPIPE and SIGXFSZ stay ignored, as in Python: a caller who leaves, or a full log, must not end the server.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
@@ -66,9 +66,9 @@ def _restore_signals() -> None:
 
 
 def _raise_limit() -> None:
-    """Let the program open as many files as the system lets it: each connection is one.
+    """Raise the limit of open files to the maximum, because each connection is one.
 
-    The usual limit of 1024 is for programs that call `select`, which takes no larger numbers; this one does not.
+    The usual limit of 1024 protects programs that call `select`, which this program does not.
     """
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
@@ -89,7 +89,7 @@ def _descriptor_of(text: str) -> int:
     """Return a descriptor of memory with a text, which the program inherits."""
     try:
         descriptor = os.memfd_create("pytriton-secrets", 0)
-    except PermissionError:  # from those who do not promise that it is never executed (vm.memfd_noexec)
+    except PermissionError:  # the system forbids memfds without a no-exec seal (vm.memfd_noexec)
         descriptor = os.memfd_create("pytriton-secrets", _NOEXEC_SEAL)
     os.write(descriptor, text.encode())
     return descriptor

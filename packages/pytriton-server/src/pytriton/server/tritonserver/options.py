@@ -35,7 +35,7 @@ NEEDED_SERVER = {
 """Fields of `TritonConfig` whose option not every server knows, each with the servers that do."""
 
 _DEADLINE_S = 60.0
-# What a server says of a proxy that it is too old for: the loader's words, and the proxy's own.
+# A server that is too old for the proxy says this: the loader's words, or the proxy's own.
 _TOO_OLD = re.compile(r"libtriton_pytriton\.so: undefined symbol: (\w+)|this server has (backend API [\d.]+)")
 _OPTION = re.compile(r"^\s+--([a-z0-9][a-z0-9-]*)", re.MULTILINE)
 
@@ -43,19 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
-    """Check that the server knows the options that are set.
-
-    Args:
-        config: The settings.
-        binary: The server that is to be started with them.
-
-    Raises:
-        PyTritonValidationError: It does not know one of them. The text names its version.
-    """
+    """Check that the server knows the options that are set."""
     given = [name for name in NEEDED_SERVER if getattr(config, name) is not None]
     known = known_options(binary) if given else frozenset[str]()
     if not known:
-        # Nothing to ask, or no answer: whether it starts is the server's to say.
+        # Nothing can be asked, or there is no answer; the start of the server will show it.
         return
     for name in given:
         option = name.replace("_", "-")
@@ -70,16 +62,7 @@ def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
 
 
 def explain_misfit(binary: TritonServerBinary, command: Iterable[str], said: Iterable[str]) -> str | None:
-    """Say what a server that could not serve has not got of what this package needs.
-
-    Args:
-        binary: The server.
-        command: The arguments that it was started with.
-        said: What it has said.
-
-    Returns:
-        The text of an error; None where it lacks nothing.
-    """
+    """Explain what a server that could not serve lacks; None if it lacks nothing."""
     found = next((found for line in said if (found := _TOO_OLD.search(line))), None)
     if found is not None:
         missing = f"lacks the function {found[1]}" if found[1] else f"has {found[2]}"
@@ -103,7 +86,7 @@ def known_options(binary: TritonServerBinary) -> frozenset[str]:
     try:
         status = binary.executable.stat()
     except OSError:
-        # It is about to be started, which says what is wrong with it.
+        # The start that follows reports what is wrong.
         return frozenset()
     return _listed_options(binary.executable, status.st_ino, status.st_mtime_ns, status.st_size)
 
@@ -124,5 +107,5 @@ def _listed_options(executable: Path, *_identity: int) -> frozenset[str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.debug("%s does not list its options: %s", executable, error)
         return frozenset()
-    # Its exit code is 1 although nothing went wrong.
+    # The exit code of --help is 1.
     return frozenset(_OPTION.findall(done.stdout))

@@ -40,14 +40,14 @@ _ANY_ADDRESS = "0.0.0.0"
 _LISTENING = "0A"
 _TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LOOPBACK_ADDRESSES = ("127.0.0.1", "::1")
-# Where the interface is missing that leads to an address of this very machine, or a family of addresses.
+# The system says this if an interface, or an address family, is missing.
 _UNREACHABLE = (
     errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT,
 )  # fmt: skip
 _REACH_TIMEOUT_S = 5.0
 _METRICS = "metrics_port"
 _SAGEMAKER = "sagemaker_port"
-# As tritonserver words it, with the address in front: "Socket '127.0.0.1:8000' already in use".
+# tritonserver writes: "Socket '127.0.0.1:8000' already in use".
 _IN_USE = "already in use"
 
 
@@ -133,11 +133,7 @@ class ReservedPorts:
         return self._endpoints.get("vertex_ai_port")
 
     def for_successor(self) -> "ReservedPorts":
-        """Return the same for a server that is to take the place of this one, with another port for Triton's metrics.
-
-        Raises:
-            PortInUseError: There is no port for them.
-        """
+        """Return the ports for a server that replaces this one, with another port for Triton's metrics."""
         ports = ReservedPorts(self._endpoints, [])
         if self._triton_metrics is not None:
             ports._pick_triton_metrics()
@@ -159,11 +155,7 @@ class ReservedPorts:
         return any(each.port == port and _overlap(each.address, address) for each in places)
 
     def reserve_again(self) -> None:
-        """Reserve tritonserver's ports once more, for another start of it.
-
-        Raises:
-            PortInUseError: Somebody else has taken one of them.
-        """
+        """Reserve tritonserver's ports once more, for another start of it."""
         for endpoint in self:
             self._sockets.append(_reserve(endpoint.setting, endpoint.address, endpoint.port))
 
@@ -181,7 +173,7 @@ class ReservedPorts:
         try:
             listener.listen()
         except OSError as error:
-            # Others may bind the port as long as nobody listens, and the first one who does has it.
+            # Others may bind the port until somebody listens; the first that listens has it.
             if error.errno == errno.EADDRINUSE:
                 raise port_in_use(page) from error
             raise
@@ -195,21 +187,12 @@ class ReservedPorts:
 
 
 def reserve_ports(config: TritonConfig) -> ReservedPorts:
-    """Pick and reserve the ports of a server.
-
-    Args:
-        config: The settings; a port 0 takes any free one.
-
-    Raises:
-        PortInUseError: A port is taken; the error names port, setting and, where it can be seen, who listens on it.
-        PyTritonValidationError: Two services are to use one port, or an address is none of this machine, or one that
-            nobody on this machine reaches.
-    """
+    """Pick and reserve the ports of a server."""
     endpoints: dict[str, Endpoint] = {}
     sockets: list[socket.socket] = []
     reserved = ReservedPorts(endpoints, sockets)
     try:
-        # Fixed ports first: a free one that is picked must not be one of them.
+        # Fixed ports first, so that a free port is none of them.
         for setting, named, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
             address = _resolved(setting, named)
             _check_apart(setting, address, port, ((it.setting, it.address, it.port) for it in endpoints.values()))
@@ -229,11 +212,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
 
 
 def check_ports(config: TritonConfig) -> None:
-    """Check that all addresses are some, and that no two services are to use one port, without taking any.
-
-    Raises:
-        PyTritonValidationError: An address is none, or two services are to use one port.
-    """
+    """Check that all addresses are some, and that no two services are to use one port, without taking any."""
     seen: list[tuple[str, str, int]] = []
     for setting, named, port in _wanted(config):
         address = _resolved(setting, named)
@@ -253,14 +232,7 @@ def _check_apart(setting: str, address: str, port: int, others: Iterable[tuple[s
 
 
 def fixed_addresses(config: TritonConfig) -> list[tuple[str, int]]:
-    """Return the addresses and ports that a server is to listen at, apart from those that are picked for it.
-
-    Args:
-        config: The settings.
-
-    Raises:
-        PyTritonValidationError: An address is none.
-    """
+    """Return the addresses and ports of a server, except those that are picked for it."""
     return [(_resolved(setting, named), port) for setting, named, port in _wanted(config) if port]
 
 
@@ -308,7 +280,7 @@ def process_with_sockets(inodes: Collection[str]) -> int | None:
         return None
     links = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").glob("[0-9]*"):
-        # Processes come and go, and those of other users are not to be looked into.
+        # Processes come and go, and those of other users cannot be read.
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(process / "fd"):
                 if os.readlink(process / "fd" / descriptor) in links:
@@ -352,7 +324,7 @@ def _vertex_ai_port() -> int:
 def _resolved(setting: str, named: str) -> str:
     """Return the numeric form of an address.
 
-    What tritonserver itself wants for IPv6, `ipv6:::1` or `[::1]`, is fine.
+    tritonserver's own forms for IPv6, `ipv6:::1` and `[::1]`, are accepted.
     """
     field = _address_field(setting)
     if named.startswith("unix:"):
@@ -372,9 +344,9 @@ def _resolved(setting: str, named: str) -> str:
             expected="an address or a name of this machine",
             received=named,
         ) from error
-    # Where a name has several, IPv4 first: it is what callers without IPv6 reach, too.
+    # IPv4 first, because callers without IPv6 reach it, too.
     found.sort(key=lambda item: item[0] != socket.AF_INET)
-    # Each machine has the name, and some know only one of its addresses.
+    # Every machine has the name localhost, but some resolve it to one address only.
     others = _LOOPBACK_ADDRESSES if host.lower() == "localhost" else ()
     return _reachable(list(dict.fromkeys([*(str(item[4][0]) for item in found), *others])))
 
@@ -430,7 +402,7 @@ def _reserve_allowed(config: TritonConfig, setting: str, address: str, port: int
         return _reserve(setting, address, port)
     first, last = parse_port_range(text, "TritonConfig.sagemaker_safe_port_range")
     if port:
-        # tritonserver checks the services that share SageMaker's address.
+        # tritonserver itself checks the services that share SageMaker's address.
         if address == _ANY_ADDRESS and not first <= port <= last:
             raise PyTritonValidationError(
                 f"TritonConfig.{setting}={port} is outside of TritonConfig.sagemaker_safe_port_range={text}. Set a "

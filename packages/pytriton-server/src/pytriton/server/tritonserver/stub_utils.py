@@ -33,15 +33,15 @@ import numpy as np  # noqa: E402
 
 _NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2
 
-# Of the table of numpy's functions: how much of it is copied, more than the stub uses, and the place of
-# PyArray_NewFromDescr, which is part of numpy's ABI.
+# How many entries of numpy's table of functions are copied (more than the stub uses), and the place of
+# PyArray_NewFromDescr, which numpy's ABI fixes.
 _TABLE_LENGTH = 300
 _NEW_FROM_DESCR = 94
 
 _Lengths = ctypes.POINTER(ctypes.c_ssize_t)
 # type, dtype, number of dimensions, shape, strides, memory, flags, object -> array
 _NewFromDescr = ctypes.PYFUNCTYPE(
-    ctypes.c_void_p,  # the array, of
+    ctypes.c_void_p,  # returns the array
     ctypes.c_void_p,  # type
     ctypes.c_void_p,  # dtype
     ctypes.c_int,  # number of dimensions
@@ -49,11 +49,11 @@ _NewFromDescr = ctypes.PYFUNCTYPE(
     _Lengths,  # strides
     ctypes.c_void_p,  # memory
     ctypes.c_int,  # flags
-    ctypes.c_void_p,  # object that it is made for
+    ctypes.c_void_p,  # the object that the array is made for
 )
 
 _serialize: Any = globals()["serialize_byte_tensor"]
-# What the stub refers to for as long as the process lives.
+# The stub refers to these as long as the process lives.
 _kept: list[Any] = []
 _was_asked = False
 
@@ -68,7 +68,7 @@ def _offer_table() -> None:
     capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
         ("PyCapsule_New", ctypes.pythonapi)
     )
-    names = vars(multiarray)  # stubs of numpy 1 do not know this one, those of numpy 2 declare it final
+    names = vars(multiarray)  # stubs of numpy 1 do not know this type, and those of numpy 2 declare it final
     real = (ctypes.c_void_p * _TABLE_LENGTH).from_address(pointer_of(names["_ARRAY_API"], None))
     table = (ctypes.c_void_p * _TABLE_LENGTH)(*real)
     make = _NewFromDescr(real[_NEW_FROM_DESCR] or 0)
@@ -91,8 +91,8 @@ def _serialize_for_stub(array: Any) -> Any:
     data = _serialize(array)
     if not _was_asked or not data:
         return data
-    # The flags of a dtype are part of its pickled state. It is a dtype of this array alone, and an array over memory
-    # that it does not own is not searched for objects, which these flags say that it has.
+    # The flags of a dtype are part of its pickled state, which is changed here. The dtype belongs to this array alone,
+    # and numpy does not search memory that it does not own for the objects that the flags announce.
     dtype: Any = np.dtype("V1", copy=True)
     serialized = np.frombuffer(data, dtype=dtype)
     dtype.__setstate__((3, "|", None, None, None, 1, 1, 1))
@@ -122,7 +122,7 @@ def _fitting(tensor_class: Any) -> Any:
         def __new__(cls, name: str, array: Any) -> Any:
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
                 return tensor_class(name, array)
-            # The stub takes every number for one in the byte order of the machine.
+            # The stub reads all numbers in the machine's byte order.
             return numbers(name, array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
     return Tensor

@@ -38,37 +38,28 @@ class Stub(NamedTuple):
 
 
 def stubs_of(pid: int | None) -> Iterator[Stub]:
-    """Find the stubs of a server.
-
-    Args:
-        pid: The process of the server.
-    """
+    """Find the stubs of a server."""
     for folder in Path("/proc").glob("[0-9]*"):
-        # Processes come and go, and those of other users are not to be looked into. One that has ended has no command.
+        # Processes come and go, and those of other users cannot be read. A process that has ended has no command.
         with contextlib.suppress(OSError, ValueError):
             if int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) != pid:
                 continue
             arguments = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
-            # Its start script has the same name, and is run by a shell.
+            # Its start script has the same name, but a shell runs it.
             places = [place for place, argument in enumerate(arguments) if STUB in argument]
             if places:
-                # Behind the program: the model's file (.../<name>/<version>/model.py), and the name of the memory.
+                # The arguments are the model's file (.../<name>/<version>/model.py) and the name of the memory.
                 file, region, *_ = [*arguments[places[0] + 1 :], "", ""]
                 _, name, version, _ = ["", "", "", "", *Path(file).parts][-4:]
                 yield Stub(int(folder.name), (name, version), Path(_SHARED_MEMORY, region))
 
 
 def shared_memory_of(pid: int | None, prefix: str = "") -> set[Path]:
-    """Return the files in /dev/shm that the Python backend of a server has made.
-
-    Args:
-        pid: The process of the server.
-        prefix: How their names begin; empty for what they begin with where nothing else is set.
-    """
+    """Return the files in /dev/shm of a server's Python backend; `prefix` is empty for the default one."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        # It has ended.
+        # The server has ended.
         return set()
     found = re.findall(rf"{_SHARED_MEMORY}/{re.escape(prefix or _REGION_PREFIX)}\S*$", maps, re.MULTILINE)
     return {Path(file) for file in found}

@@ -34,20 +34,10 @@ class ServerVersionUnknownError(PyTritonError):
 
 
 def read_server_version(binary: TritonServerBinary) -> str:
-    """Learn the version of a server by starting it for a moment.
-
-    Args:
-        binary: The server.
-
-    Returns:
-        Its version as it says it, `"2.51.0"` for example; `parse_server_version` makes it comparable.
-
-    Raises:
-        ServerVersionUnknownError: It cannot be started, or ended, or was ended after a minute, without saying it.
-    """
+    """Start a server for a moment and return the version that it prints, for example `"2.51.0"`."""
     with tempfile.TemporaryDirectory(prefix="pytriton-version-") as folder:
         command = [str(binary.executable), f"--model-repository={Path(folder) / 'none'}"]
-        # Pools and metrics of a GPU would only cost time.
+        # The pools and metrics of GPUs would only take time.
         environment = {**binary.environment(), "CUDA_VISIBLE_DEVICES": ""}
         try:
             process = subprocess.Popen(
@@ -67,7 +57,7 @@ def read_server_version(binary: TritonServerBinary) -> str:
         deadline.daemon = True
         lines: list[str] = []
         try:
-            # Within the block: the start of a thread may take long enough for a signal to come.
+            # Inside the block, because a signal may come while the thread starts.
             deadline.start()
             assert process.stdout is not None
             for line in process.stdout:
