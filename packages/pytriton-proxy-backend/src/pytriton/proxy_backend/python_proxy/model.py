@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
+from ..dlpack import to_capsule
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
 from ..protocol.proxy import EndpointSettings
@@ -22,7 +23,6 @@ from ..wire.batch import RequestData
 from ..wire.layout import ErrorCode
 from ..wire.response import ResponseData
 from ..wire.settings import serving_settings
-from .dlpack import to_capsule
 from .endpoint import ProxyEndpoint
 from .keys import check_keys_given
 from .memory import AddressTakenError, MemoryListener, memory_path

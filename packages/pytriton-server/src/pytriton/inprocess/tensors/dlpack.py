@@ -1,12 +1,9 @@
-"""DLPack capsules: reading those of other libraries, and making those of ours.
-
-The structures are those of `dlpack.h`, unversioned (before 1.0) and versioned (1.x).
-"""
+"""DLPack capsules: reading those of other libraries, and making those of ours, unversioned (before 1.0) and not."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
+from ctypes import c_char_p, c_void_p, py_object
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +12,7 @@ import numpy as np
 from pytriton.inprocess.capi.enums import DataType, DLDeviceType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
 from pytriton.inprocess.tensors.dtypes import DLPACK_TYPES, Array
+from pytriton.proxy_backend.dlpack import DLManagedTensor, DLManagedTensorVersioned
 
 __all__ = ["Imported", "array_to_capsule", "read_capsule"]
 
@@ -22,37 +20,6 @@ _UNVERSIONED: Final = b"dltensor"
 _VERSIONED: Final = b"dltensor_versioned"
 _READ_ONLY: Final = 1
 _SUPPORTED_MAJOR: Final = 1
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    )
-
-
-class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p))
-
-
-class _ManagedVersioned(ctypes.Structure):
-    _fields_ = (
-        ("major", c_uint32),
-        ("minor", c_uint32),
-        ("context", c_void_p),
-        ("deleter", c_void_p),
-        ("flags", c_uint64),
-        ("tensor", _Tensor),
-    )
-
 
 # The function objects of ctypes.pythonapi are shared by the whole process, so they stay unchanged.
 _python = ctypes.PyDLL(None)
@@ -105,7 +72,7 @@ def read_capsule(source: Any) -> Imported:
     """Get a tensor from an object with `__dlpack__`, or from a capsule, without copying it."""
     capsule = source if type(source).__name__ == "PyCapsule" else _ask(source)
     if _is_valid(capsule, _VERSIONED):
-        managed = _ManagedVersioned.from_address(_pointer_of(capsule, _VERSIONED))
+        managed = DLManagedTensorVersioned.from_address(_pointer_of(capsule, _VERSIONED))
         if managed.major != _SUPPORTED_MAJOR:
             raise UnsupportedError(
                 f"Expected a DLPack tensor of version {_SUPPORTED_MAJOR} from {type(source).__name__}, received "
@@ -115,7 +82,7 @@ def read_capsule(source: Any) -> Imported:
             )
         tensor, read_only = managed.tensor, bool(managed.flags & _READ_ONLY)
     elif _is_valid(capsule, _UNVERSIONED):
-        tensor, read_only = _Managed.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor, False
+        tensor, read_only = DLManagedTensor.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor, False
     else:
         raise InvalidArgumentError(
             f"Expected a DLPack capsule that nobody consumed from {type(source).__name__}, received {capsule!r}.",
@@ -186,9 +153,9 @@ def array_to_capsule(
     if data_type is DataType.BF16:
         # Only the type differs from numpy's, and the structure belongs to this capsule alone.
         if _is_valid(capsule, _VERSIONED):
-            tensor = _ManagedVersioned.from_address(_pointer_of(capsule, _VERSIONED)).tensor
+            tensor = DLManagedTensorVersioned.from_address(_pointer_of(capsule, _VERSIONED)).tensor
         else:
-            tensor = _Managed.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor
+            tensor = DLManagedTensor.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor
         tensor.code, tensor.bits = DLPACK_TYPES[data_type]
     return capsule
 

@@ -95,7 +95,7 @@ def _link_utils(target: Path, original: Path) -> None:
     """Link the module that every `model.py` imports, with what makes a stub for numpy 1 fit numpy 2."""
     (target / f"{original.stem}_original.py").symlink_to(original)
     (target / original.name).symlink_to(Path(__file__).with_name("stub_utils.py"))
-    (target / "_pytriton_dlpack.py").symlink_to(Path(proxy_backend.__file__).with_name("python_proxy") / "dlpack.py")
+    (target / "_pytriton_dlpack.py").symlink_to(Path(proxy_backend.__file__).with_name("dlpack.py"))
 
 
 def _start_script(source: Path, binary: TritonServerBinary) -> str:
