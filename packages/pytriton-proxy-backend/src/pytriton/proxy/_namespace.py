@@ -12,11 +12,7 @@ __all__ = ["require_namespace_package"]
 
 
 def require_namespace_package() -> None:
-    """Check that the parent of the importing package is the namespace package.
-
-    Raises:
-        ImportError: If `pytriton` is a regular package. `path` is the file that makes it one.
-    """
+    """Check that the parent of the importing package is the namespace package."""
     file: str | None = getattr(sys.modules["pytriton"], "__file__", None)
     if file is not None:
         raise ImportError(
@@ -36,7 +32,7 @@ def _namespace_attribute(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
-        # They are pinned to each other; any of them may be installed alone.
+        # The versions are pinned to each other; any of the distributions may be installed alone.
         for distribution in ("pytriton-server", "pytriton-client", "pytriton-decorators", "pytriton-proxy-backend"):
             try:
                 return version(distribution)

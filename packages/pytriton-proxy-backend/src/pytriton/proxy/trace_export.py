@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 OPENTELEMETRY = "opentelemetry"
 MODE = f"mode={OPENTELEMETRY}"
-# Where tritonserver sends its spans, and what it calls itself, unless told otherwise.
+# tritonserver sends its spans to this address, under this name, unless it is configured.
 DEFAULT_URL = "http://localhost:4318/v1/traces"
 DEFAULT_SERVICE_NAME = "triton-inference-server"
 
 _ABORT_TIMEOUT_S = 0.2
 
-# tritonserver's names of what the batch span processor is told, and the SDK's.
+# tritonserver's names for the settings of the batch span processor, and the SDK's.
 _PROCESSOR_SETTINGS = {
     "bsp_max_queue_size": "max_queue_size",
     "bsp_schedule_delay": "schedule_delay_millis",
@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_telemetry() -> None:
-    """Check that the packages of OpenTelemetry are there.
-
-    Raises:
-        ImportError: They are not; says what to install.
-    """
+    """Check that the packages of OpenTelemetry are there."""
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401
@@ -70,11 +66,7 @@ def is_opentelemetry(trace_config: Sequence[str]) -> bool:
 
 
 def read_settings(trace_config: Sequence[str]) -> TraceSettings:
-    """Read the items of `trace_config` that are about OpenTelemetry.
-
-    Raises:
-        ValueError: An item cannot be understood; says which and why.
-    """
+    """Read the items of `trace_config` that are about OpenTelemetry."""
     url = None
     resource: dict[str, str] = {}
     processor: dict[str, Any] = {}
@@ -110,26 +102,15 @@ def make_resource(settings: TraceSettings) -> Resource:
 
 
 class SpanExport:
-    """A tracer whose spans go to a collector over OTLP and HTTP, in a thread of OpenTelemetry's.
+    """A tracer whose spans go to a collector over OTLP and HTTP, in a thread of OpenTelemetry.
 
-    A collector that cannot be reached delays nobody: spans beyond the queue are dropped.
-
-    Attributes:
-        tracer: The tracer.
+    If the collector cannot be reached, spans beyond the queue are dropped, and nobody waits.
     """
 
     tracer: Any
 
     def __init__(self, trace_config: Sequence[str]) -> None:
-        """Make the tracer; nothing is sent before there are spans.
-
-        Args:
-            trace_config: The items of the server's setting.
-
-        Raises:
-            ImportError: OpenTelemetry is not installed.
-            ValueError: An item cannot be understood.
-        """
+        """Make the tracer. Nothing is sent until there are spans."""
         require_telemetry()
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider
@@ -138,23 +119,19 @@ class SpanExport:
         settings = read_settings(trace_config)
         self._url = settings.url or DEFAULT_URL
         self._exporter = OTLPSpanExporter(endpoint=self._url)
-        # Its own hook at the end of the interpreter knows no deadline.
+        # The SDK's own hook at the end of the interpreter has no deadline.
         self._provider = TracerProvider(resource=make_resource(settings), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter, **settings.processor))
         self.tracer = self._provider.get_tracer("pytriton")
-        # Begun now, because there may be no new threads any more when the interpreter ends.
+        # Started now, because a thread may not start any more when the interpreter ends.
         self._is_closing = threading.Event()
         self._closer = threading.Thread(target=self._shut_down, name="pytriton-span-export", daemon=True)
         self._closer.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Send what there is to send, and stops.
+        """Send the remaining spans, and stop; return whether that was done in time.
 
-        Args:
-            timeout_s: How long that may take, in seconds.
-
-        Returns:
-            Whether it was done in time. If not, spans are lost, and the log says so.
+        Otherwise spans are lost, and the log says so.
         """
         self._is_closing.set()
         self._closer.join(timeout_s)
@@ -166,7 +143,7 @@ class SpanExport:
             self._url,
             timeout_s,
         )
-        # Ends its attempts to send, and with them the threads; an attempt that is under way takes its time.
+        # This ends further attempts, and with them the threads; a running attempt takes its time.
         self._exporter.shutdown()  # type: ignore[no-untyped-call] # of OpenTelemetry
         self._closer.join(_ABORT_TIMEOUT_S)
         return False

@@ -9,22 +9,18 @@ from typing import Any
 
 _TRACE = "opentelemetry.trace"
 
-# What the user chose for the whole process.
+# The tracer that the user chose for the whole process.
 _chosen: Any = None
-# That of the tracer provider that the user set up, which is there once and for all.
+# The tracer of the provider that the user set up; it never changes.
 _provided: Any = None
-# What the model was bound with. A worker runs in a context of its own.
+# The tracer that the model was bound with. Each worker runs in its own context.
 _of_worker: ContextVar[Any] = ContextVar("pytriton_worker_tracer", default=None)
-# Which tracer made the span of a request: the thread that asks may be one that the callable started.
+# The tracer of each span. It is looked up by the span, because the callable may ask from a thread of its own.
 _of_span: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def choose_tracer(tracer: Any) -> None:
-    """Take a tracer for the whole process, once.
-
-    Raises:
-        ValueError: There is one already.
-    """
+    """Take a tracer for the whole process, once."""
     global _chosen
     if _chosen is not None:
         raise ValueError(
@@ -45,11 +41,9 @@ def worker_tracer() -> Any:
 
 
 def find_tracer(own: Any = None) -> Any:
-    """Return the tracer to use.
+    """Return the tracer to use; every batch calls this, so it is quick if there is none.
 
-    The process's, else `own`, else that of the tracer provider of the process, else `None`.
-
-    On the way of every batch, so it is quick where there is none.
+    That of the process comes first, then `own`, then that of the process's tracer provider.
     """
     if _chosen is not None:
         return _chosen
@@ -79,6 +73,6 @@ def _find_provided() -> Any:
         if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
             _provided = provider.get_tracer("pytriton")
     except AttributeError:
-        # Another thread is just importing it.
+        # Another thread is importing it right now.
         return None
     return _provided

@@ -24,7 +24,7 @@ ParameterValue = str | int | bool | float
 """A parameter of a request or of a response."""
 
 
-# Every input as one array over all requests, and how many rows of it are each request's.
+# Each input as one array over all requests, and the number of rows of each request.
 WholeBatch = tuple[dict[str, "np.ndarray[Any, Any]"], list[int]]
 
 
@@ -75,7 +75,7 @@ class _Arrays(MutableMapping[str, "np.ndarray[Any, Any]"]):
     def __len__(self) -> int:
         return len(self.data)
 
-    # Arrays have no truth value, so comparing two mappings of them has no answer: they are compared by identity.
+    # Arrays have no truth value, so mappings of arrays are compared by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -90,7 +90,7 @@ class Request(_Arrays):
         span: A place for a tracing span; nothing here reads it.
     """
 
-    # What a request over the wire has before anybody asks: making one costs two assignments.
+    # The details of a request from the server, read on demand: making a request then costs two assignments.
     _details: RequestDetails | None = None
     _index = 0
     _data: dict[str, np.ndarray[Any, Any]] | None = None
@@ -259,7 +259,7 @@ class Request(_Arrays):
         return self._detached(copy.deepcopy(self.data, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To another process: a span, and what ties the request to its batch, stay here.
+        # For another process: the span, and the link to the batch, stay here.
         made = self._detached()
         return _restored, (made._data, made._parameters, made._outputs, tuple(made._load_fields()))
 
@@ -289,13 +289,7 @@ _new_request = Request.__new__
 
 
 def make_requests(details: RequestDetails, count: int, spans: Sequence[Any] | None = None) -> list[Request]:
-    """Make the requests of a batch, in order; not for users.
-
-    Args:
-        details: The batch.
-        count: How many requests it has.
-        spans: The span of each request, where any is traced.
-    """
+    """Make the requests of a batch, in order; not for users."""
     made = []
     for index in range(count):
         request = _new_request(Request)

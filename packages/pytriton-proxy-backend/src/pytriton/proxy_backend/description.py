@@ -37,11 +37,7 @@ def description_path(endpoint: Path) -> Path:
 
 
 def render_description(model: ModelSpec) -> str:
-    """Return the text of a model's description: JSON with a number for its format.
-
-    Raises:
-        DescriptionError: If a dtype has no counterpart among Triton's data types.
-    """
+    """Return the text of a model's description: JSON with a number for its format."""
     fields: dict[str, object] = {"format": FORMAT, "name": model.name, "version": model.version}
     fields["inputs"] = [_tensor_fields(tensor) for tensor in model.inputs]
     fields["outputs"] = [_tensor_fields(tensor) for tensor in model.outputs]
@@ -51,15 +47,9 @@ def render_description(model: ModelSpec) -> str:
 
 
 def parse_description(text: str, where: str = "the description") -> ModelSpec:
-    """Read a description.
+    """Read a description that `render_description` wrote.
 
-    Args:
-        text: What `render_description` wrote, maybe in a later version: keys that are not known are passed over.
-        where: What errors call the text, such as the path of its file.
-
-    Raises:
-        DescriptionError: If it is no description, of another format, or a field is missing or of the wrong type.
-        TypeError: If a tensor is BF16 and the package `ml_dtypes` is not installed.
+    Keys of later versions are ignored; `where` names the text in errors.
     """
     try:
         fields = json.loads(text)
@@ -93,10 +83,10 @@ def write_description(path: Path, model: ModelSpec) -> None:
         OSError: If the file cannot be written.
     """
     text = render_description(model)
-    # Not at the top: workers only read.
+    # Imported late, because workers only read.
     import tempfile
 
-    fd, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
+    fd, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp makes it with mode 0600
     try:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
@@ -134,11 +124,7 @@ def read_description(path: Path) -> ModelSpec:
 
 
 def dtype_name(tensor: TensorSpec) -> str:
-    """Return Triton's name of a tensor's data type, such as "FP32".
-
-    Raises:
-        DescriptionError: If Triton has no such type.
-    """
+    """Return Triton's name of a tensor's data type, such as "FP32"."""
     name = "BYTES" if tensor.dtype.kind in "SUT" else _NAMES.get(tensor.dtype.name)
     if name is None:
         raise DescriptionError(
@@ -157,7 +143,7 @@ class _Reader:
 
     def get(self, name: str, kind: type, default: object = None) -> Any:
         value = self.fields.get(name, default)
-        # True is an int in Python, and is no version.
+        # True is an int in Python, but no version.
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise DescriptionError(f"{self.where}: expected {name!r} to be a {kind.__name__}, got {value!r}")
         return value

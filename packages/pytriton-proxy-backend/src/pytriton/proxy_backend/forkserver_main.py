@@ -36,7 +36,7 @@ from .wire.accelerator import accelerator
 logger = logging.getLogger(__name__)
 
 _NAME = "pytriton.proxy_backend.forkserver_main"
-# Where `/proc/self/stat` has the place of the command line and of the environment, counted from behind the name.
+# The fields of `/proc/self/stat` with the addresses of command line and environment, counted after the name.
 _PLACES = slice(45, 49)
 
 
@@ -53,13 +53,12 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def early_forkserver() -> Iterator[None]:
-    """Have hosts, of models that name no environment, forked from a forkserver that is forked from this very process.
+    """Fork a forkserver from this process before the block, and end it after the block.
 
-    It is forked before the block and ends after it. This is for a command that has not opened, imported or started much
-    yet: what there is in this process is there in every host, and what it changes later takes memory twice. Where no
-    forkserver can be had, hosts are started as those of a program are.
+    It is for hosts of models without an environment of their own. The command should have imported little: hosts share
+    what it has at this moment. If no forkserver can be made, hosts are started as programs.
     """
-    # Not at the top: a forkserver that is started anew has no use for them.
+    # Imported late, because a forkserver that is started as a program does not need them.
     from .hosting.forkservers import OWN_LAUNCH, keep_early, let_go_early
 
     try:
@@ -80,15 +79,11 @@ def early_forkserver() -> Iterator[None]:
 
 
 def _check_can_be_forked() -> None:
-    """Check that a fork of this process is what a process would be that it starts.
-
-    Raises:
-        OSError: It is not.
-    """
+    """Raise an error unless a fork of this process would be the same as a newly started one."""
     if threading.active_count() > 1:
         raise OSError("this process has several threads")
     for descriptor in range(3):
-        # Else what is opened for the fork may be in the place of a standard stream.
+        # Otherwise a descriptor opened for the fork could take the place of a standard stream.
         os.fstat(descriptor)
     option = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ""
     if option.startswith("-") and option != "-m":
@@ -100,12 +95,12 @@ def _be_forked(parent: int, variables: Mapping[str, str], control: socket.socket
     os.setsid()
     end_with_parent(control, parent)
     _take_streams(messages)
-    # Each is copied in this way, which leaves the place where the first ones were.
+    # This copies each variable, and frees the place of the original ones.
     os.environ.clear()
     os.environ.update(variables)
     sys.dont_write_bytecode = bool(variables.get("PYTHONDONTWRITEBYTECODE"))
     sys.excepthook = sys.__excepthook__
-    # As for `python -m`.
+    # `python -m` does this as well.
     sys.modules["__main__"] = sys.modules[__name__]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
@@ -131,40 +126,36 @@ def _take_streams(messages: IO[bytes]) -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    # What the command has opened itself is not inheritable, and somebody closes it.
+    # The command's own descriptors are not inheritable, and somebody else closes them.
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
-        with contextlib.suppress(OSError):  # the one that this list was read from
+        with contextlib.suppress(OSError):  # the descriptor by which the list was read is closed
             if descriptor > 2 and os.get_inheritable(descriptor):
                 os.close(descriptor)
 
 
 def _begin_forkserver(room: _Room) -> None:
-    # Who wants all processes of a service to end tells its parent, which ends it when the hosts are gone.
+    # A user who ends the service signals its parent, which ends this process after the hosts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     room.say(_NAME, "forkserver of hosts")
 
 
 def _prepare() -> None:
-    # What a host imports once it knows that it is one.
+    # A host imports this once it knows its task.
     from .python_models import host  # noqa: F401
 
     accelerator()
-    # Fails where forks could not be watched.
+    # This fails if forks could not be watched.
     os.close(os.pidfd_open(os.getpid()))
     gc.collect()
     give_back_memory()
-    # The collector writes into what it looks at, and each fork would have its own copy of that.
+    # The garbage collector writes into objects, which would copy their memory in each fork.
     gc.freeze()
 
 
 class _Room:
-    """The place where `ps` finds what this process is.
-
-    Args:
-        with_environment: Whether it may also take the place that the variables of its environment had at first.
-    """
+    """The memory that `ps` shows as the command line of this process; with the environment's if `with_environment`."""
 
     def __init__(self, *, with_environment: bool = False) -> None:
         self._begin = self._size = 0
@@ -172,7 +163,7 @@ class _Room:
             fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
             begin, end, environment, last = map(int, fields[_PLACES])
         except (OSError, ValueError):
-            # A system that does not tell: the command line stays as it is.
+            # The system does not show the addresses, so the command line stays as it is.
             return
         if begin:
             self._begin, self._size = begin, (last if with_environment and environment == end else end) - begin
@@ -185,14 +176,7 @@ class _Room:
 
 
 class _Fork:
-    """A forked process.
-
-    Attributes:
-        pid: Its process id.
-        pidfd: Readable when it has ended.
-        life: Where the other side is told of its end, and says that it may be forgotten.
-        has_ended: Whether that was told.
-    """
+    """A forked process; `pidfd` is readable when it has ended, and `life` is the connection that reports it."""
 
     def __init__(self, pid: int, life: socket.socket) -> None:
         self.pid = pid
@@ -227,7 +211,7 @@ class _Forkserver:
                 if not text:
                     return 0
                 if len(descriptors) != DESCRIPTORS:
-                    # This process may have no more of them. The first is the one by which that can be said.
+                    # This process keeps only the first, by which it can report the failure.
                     for each in descriptors[1:]:
                         os.close(each)
                     for each in descriptors[:1]:
@@ -270,12 +254,12 @@ class _Forkserver:
         self._control.close()
         for fork in {id(each): each for each in self._forks.values()}.values():
             fork.close()
-        # Else all instances of a model would draw the same numbers; Python's own generator looks after itself.
+        # Otherwise all instances would draw the same random numbers; Python's own generator is reseeded by itself.
         random = sys.modules.get("numpy.random")
         if random is not None:
             random.seed()
         self._room.say(worker_main.NAME, label)
-        # Not before: by this number, too, which is that of its group now, it may be killed.
+        # Not earlier: this number is now also that of its group, by which it may be killed.
         _send(life, Reply.BEGUN, os.getpid())
         life.close()
 
@@ -283,7 +267,7 @@ class _Forkserver:
         try:
             fork = _Fork(pid, life)
         except OSError:
-            # No descriptor is left: what cannot be watched must not run.
+            # No descriptor is left, and a process that cannot be watched must not run.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             life.close()
@@ -295,12 +279,12 @@ class _Forkserver:
     def _look_at(self, descriptor: int) -> None:
         fork = self._forks.get(descriptor)
         if fork is None:
-            # Of one that was forgotten in this very round.
+            # The process was forgotten in this same round.
             return
         if descriptor == fork.pidfd and not fork.has_ended:
-            # Its number stays its own until the other side has done with it.
+            # Its process id is not reused until the other side is done with it.
             status = os.waitid(os.P_PID, fork.pid, os.WEXITED | os.WNOWAIT)
-            assert status is not None  # it has ended, so there is one
+            assert status is not None  # it has ended, so there is a status
             exited = status.si_code == os.CLD_EXITED
             fork.has_ended = True
             self._poller.unregister(fork.pidfd)
@@ -317,7 +301,7 @@ class _Forkserver:
 
 
 def _send(life: socket.socket, kind: Reply, number: int) -> None:
-    # Where nobody is there any more, the next look at the descriptor says so.
+    # If the other side is gone, the next look at the descriptors shows it.
     with contextlib.suppress(OSError):
         life.send(bytes([kind]) + str(number).encode())
 

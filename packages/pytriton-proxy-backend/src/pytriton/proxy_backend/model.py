@@ -17,7 +17,7 @@ SOCKET_SUFFIX = ".sock"
 """What the names of the sockets of native proxies end with."""
 ZMQ_SUFFIX = ".zmq"
 """What the names of the sockets of Python proxies end with, where `add` chose them."""
-# sockaddr_un.sun_path less its closing zero byte, see unix(7).
+# The size of sockaddr_un.sun_path without the zero byte, see unix(7).
 MAX_ENDPOINT_BYTES = 107
 
 
@@ -71,18 +71,14 @@ class ModelSpec:
             [[tensor.name, code_of(tensor.dtype), list(tensor.shape), tensor.optional] for tensor in side]
             for side in (self.inputs, self.outputs)
         ]
-        # Not at the top: it loads a library of cryptography.
+        # Imported late, because it loads a library of cryptography.
         import hashlib
 
         return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]
 
 
 def check_endpoint(path: Path) -> None:
-    """Check that a unix socket can have this path.
-
-    Raises:
-        EndpointError: If it is relative, too long, or has a line break or blanks at its end.
-    """
+    """Check that a unix socket can have this path."""
     text = os.fspath(path)
     length = len(os.fsencode(text))
     if length > MAX_ENDPOINT_BYTES:

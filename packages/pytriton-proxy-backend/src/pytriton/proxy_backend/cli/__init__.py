@@ -8,7 +8,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that `sys.argv` names, and ends the interpreter with its exit code."""
     leave_first_process()
-    # Not at the top: whoever serves models has no use for it.
+    # Imported late, because programs that serve models do not need it.
     from .app import run
 
     run()

@@ -23,12 +23,7 @@ _FAILED = 1
 
 
 def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> None:
-    """Run the command line, and ends the interpreter: 0 if all is well, 1 if not, 2 where it is not understood.
-
-    Args:
-        arguments: The command and its arguments; those of the process by default.
-        program: What the user has called.
-    """
+    """Run the command line, and end the interpreter: 0 is success, 1 a failure, 2 a wrong command line."""
     parsed = make_parser(program).parse_args(arguments)
     try:
         code = parsed.run(parsed)

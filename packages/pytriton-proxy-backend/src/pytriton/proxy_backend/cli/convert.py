@@ -49,10 +49,10 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert the model."""
-    # Not at the top: the other commands have no use for it.
+    # Imported late, because the other commands do not need it.
     from ..hosting.supervisor import SOCKET_NAME, check_folder
 
-    # Not resolved: what the user calls it is the name of the model.
+    # Links are not resolved, because the user's name of the folder is the model's name.
     source = Path(os.path.abspath(arguments.model))
     target = Path(os.path.abspath(arguments.to or source.with_name(f"{source.name}{SUFFIX}")))
     folder = hosts_endpoint(arguments)

@@ -25,7 +25,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start processes until a signal comes."""
-    # Not at the top: the other commands have no use for it.
+    # Imported late, because the other commands do not need it.
     from ..forkserver_main import early_forkserver
 
     with early_forkserver():
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    # Not at the top, and behind the fork: the forkserver has no use for it.
+    # Imported after the fork, because the forkserver does not need it.
     from ..hosting.supervisor import HostSupervisor, check_folder
     from ..system.stop_signals import StopSignals
 

@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the keys."""
-    # Not at the top: the other commands have no use for pyzmq.
+    # Imported late, because the other commands do not need pyzmq.
     from ..dropin.repository import check_name
     from ..python_proxy.sockets import make_keys
 

@@ -25,7 +25,7 @@ FORMATS = ("text", "json")
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """How a record of the log is written as text."""
 
-# Whoever sits in front of it knows the day.
+# A user at a terminal knows the day.
 _TERMINAL_TIME = "%H:%M:%S"
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<lone>ud[89a-f]..)|.)")
 _TRACEBACK = "\nTraceback (most recent call last):\n"
@@ -34,13 +34,13 @@ _TRACEBACK = "\nTraceback (most recent call last):\n"
 class JsonFormatter(logging.Formatter):
     """A log record as one line of JSON.
 
-    Its fields are `time` (UTC), `level`, `logger`, `message`, `process`, `thread`, with an error `exception`, its
-    traceback, whatever else the record was given as `extra`, and in a span of OpenTelemetry `trace_id` and `span_id`.
+    It has `time` (UTC), `level`, `logger`, `message`, `process`, `thread`, the traceback as `exception`, everything in
+    `extra`, and `trace_id` and `span_id` inside a span.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        # Records about an error of a callable have its traceback in their text, since frames would hold on to tensors.
+        # Records of a callable's error have the traceback in their text, because frames would keep tensors alive.
         message, mark, traceback = record.getMessage().partition(_TRACEBACK)
         fields: dict[str, object] = {
             "time": datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc).isoformat(),
@@ -63,20 +63,20 @@ class JsonFormatter(logging.Formatter):
         try:
             text = json.dumps({**extra, **fields}, default=repr, allow_nan=False)
         except (TypeError, ValueError):
-            # JSON has no NaN, no keys that are tuples and no lists in themselves.
+            # JSON has no NaN, no tuples as keys, and no lists that contain themselves.
             text = json.dumps({**{name: repr(value) for name, value in extra.items()}, **fields})
         return _ESCAPE.sub(_without_lone, text) if "\\ud" in text else text
 
 
 def _without_lone(found: re.Match[str]) -> str:
-    """Return an escape of JSON; for half of a surrogate pair, which many readers refuse, the mark of no text."""
+    """Return an escape for JSON; half of a surrogate pair becomes the replacement character, as readers refuse it."""
     return "\\ufffd" if found["lone"] else found[0]
 
 
 class TextFormatter(logging.Formatter):
-    """A log record as text: an event whose later lines are indented, and no character that a terminal would obey.
+    """A log record as text: later lines are indented, and control characters are escaped.
 
-    A record of a worker process has the worker behind the name of its logger.
+    In a record of a worker process, the worker follows the name of its logger.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -112,13 +112,8 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 def start_log(level: str | None, log_format: str = "text") -> None:
     """Write the log to standard error.
 
-    Args:
-        level: The least level of all loggers, one of `LEVELS`. None is INFO for those of pytriton alone: libraries take
-            the level of the root logger for what their user wants to see, progress bars for each request included.
-        log_format: One of `FORMATS`.
-
-    Raises:
-        ValueError: There is no such level or format.
+    `level` None means INFO for pytriton's loggers alone, because libraries read the root level as the wish of their
+    user, and would show progress bars for each request.
     """
     for option, value, known in (("--log-level", level, LEVELS), ("--log-format", log_format, FORMATS)):
         if value is not None and value not in known:
@@ -130,7 +125,7 @@ def start_log(level: str | None, log_format: str = "text") -> None:
     logging.basicConfig(level=level or logging.WARNING, handlers=[handler])
     if level is None:
         logging.getLogger("pytriton").setLevel(logging.INFO)
-    # Nothing but JSON is to be read there.
+    # With JSON, every line has to be JSON.
     logging.captureWarnings(log_format == "json")
-    # However little the log says otherwise: somebody has asked for it.
+    # Somebody asked for the access log, so its level does not follow the others.
     logging.getLogger(ACCESS_LOGGER).setLevel(logging.INFO)

@@ -20,11 +20,7 @@ _OPTIONAL = "optional"
 
 
 def parse_tensor(text: str) -> TensorSpec:
-    """Read `NAME:DTYPE:DIMS` or `NAME:DTYPE:DIMS:optional`.
-
-    Raises:
-        ValueError: If it is not of this form; says what is wrong.
-    """
+    """Read `NAME:DTYPE:DIMS` or `NAME:DTYPE:DIMS:optional`."""
     parts = text.split(":")
     if len(parts) not in (3, 4) or not parts[0] or (len(parts) == 4 and parts[3] != _OPTIONAL):
         raise ValueError(
@@ -44,11 +40,7 @@ def parse_tensor(text: str) -> TensorSpec:
 
 
 def parse_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name: numpy's, Triton's, or "str" or "bytes" for strings.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Return the dtype of a name: numpy's, Triton's, or "str" or "bytes" for strings."""
     code = TRITON_CODES.get(name.upper().removeprefix("TYPE_"))
     if name.lower() in (*_STRINGS, "type_string"):
         return np.dtype(object)
@@ -69,28 +61,21 @@ def parse_dtype(name: str) -> np.dtype[Any]:
 
 
 def load_signature(reference: str) -> dict[str, Any]:
-    """Import `module:attribute`, which says what a model takes and give.
+    """Import `module:attribute`, which describes what a model takes and gives.
 
-    The attribute is a `ModelSpec`, or a mapping or an object with `inputs` and `outputs`, and optionally `batching`,
-    `max_batch_size`, `decoupled` and `strict` (beside them, or in a `config`). Each tensor is a `TensorSpec`, a
-    `pytriton.model_config.Tensor`, or a text such as `x:float32:-1,4`.
-
-    Returns:
-        Those of `inputs`, `outputs`, `batching`, `max_batch_size`, `decoupled`, `strict` that it has.
-
-    Raises:
-        DropInError: If it cannot be imported, or is something else.
+    The attribute is a `ModelSpec`, or a mapping or object with `inputs`, `outputs` and options of a model. Each tensor
+    is a `TensorSpec`, a `pytriton.model_config.Tensor`, or a text such as `x:float32:-1,4`.
     """
     module_name, colon, path = reference.partition(":")
     if not colon or not module_name or not path:
         raise DropInError(f"expected --from module:signature, got {reference!r}", path=reference)
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
+        sys.path.insert(0, os.getcwd())  # `python -m` does this, a console script does not
     try:
         value: Any = importlib.import_module(module_name)
         for name in path.split("."):
             value = getattr(value, name)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # the user's module may raise anything
         raise DropInError(f"{reference} cannot be imported: {type(error).__name__}: {error}", path=reference) from error
     if callable(value) and not _has(value, "inputs"):
         try:

@@ -56,7 +56,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    # Not at the top: the other commands have no use for it.
+    # Imported late, because the other commands do not need it.
     from ..worker.attach import Attachment, serve_endpoint
 
     if parsed.kwargs and not parsed.factory:

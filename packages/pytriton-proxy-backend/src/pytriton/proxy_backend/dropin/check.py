@@ -30,18 +30,18 @@ from .repository import DropInModel, models_at
 
 __all__ = ["Finding", "Level", "check_model", "find_server"]
 
-# By flavour.
+# The library by flavour.
 _LIBRARIES = {"native": LIBRARY_NAME, "hosts": PYTHON_LIBRARY_NAME}
-# As pytriton-server looks for it, which need not be installed here.
+# pytriton-server looks it up in the same way, but need not be installed here.
 _SERVER_VARIABLE = "PYTRITON_TRITONSERVER_DIR"
 _SERVER_PACKAGE = "pytriton.server"
 _BUNDLED_FOLDER = "_tritonserver"
 _SYSTEM_SERVER = Path("/opt/tritonserver")
-# Where its libraries are; the last one is what pip makes of a wheel that brings a server (`*.libs` beside the package).
+# The folders of a server's libraries; the last one is where pip puts those of a wheel (`*.libs` beside the package).
 _LIBRARY_FOLDERS = ("lib", "lib64", "../../*.libs")
 _PROBE_TIMEOUT_S = 60.0
 _HTTP_TIMEOUT_S = 10.0
-# In a process of its own: a library that does not load takes nothing else down, and nothing of it stays.
+# In another process, so that a library that fails to load harms nothing here.
 _PROBE = """
 import ctypes, sys
 server = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
@@ -81,12 +81,9 @@ class Finding:
 
 
 def check_model(model: DropInModel, *, server: Path | None = None, url: str | None = None) -> list[Finding]:
-    """Look at everything about a drop-in model that can be wrong.
+    """Check everything about a drop-in model that can be wrong.
 
-    Args:
-        model: The model.
-        server: The folder of the tritonserver that is to load it, laid out as `/opt/tritonserver`.
-        url: Address of its HTTP service, if it runs.
+    `server` is the folder of its tritonserver, and `url` its HTTP address if it runs.
     """
     if model.manifest is None:
         return [Finding(Level.PROBLEM, "; ".join(model.edits))]
@@ -108,15 +105,15 @@ def check_model(model: DropInModel, *, server: Path | None = None, url: str | No
 
 
 def find_server() -> Path | None:
-    """Return the folder of the tritonserver of this machine, if there is one.
+    """Return the folder of this machine's tritonserver, if any.
 
-    It is the one that the environment variable `PYTRITON_TRITONSERVER_DIR` names, whatever is there, the one that
-    pytriton-server brings, `/opt/tritonserver`, or that of the `tritonserver` on `PATH`.
+    The search order is `PYTRITON_TRITONSERVER_DIR`, the server of pytriton-server, `/opt/tritonserver`, and
+    `tritonserver` on `PATH`.
     """
     named = os.environ.get(_SERVER_VARIABLE)
     if named:
         return Path(named).expanduser()
-    package = importlib.util.find_spec(_SERVER_PACKAGE)  # which is not imported
+    package = importlib.util.find_spec(_SERVER_PACKAGE)  # find_spec does not import it
     bundled = [Path(package.origin).parent / _BUNDLED_FOLDER] if package is not None and package.origin else []
     for folder in (*bundled, _SYSTEM_SERVER):
         if (folder / "bin" / "tritonserver").is_file():
@@ -297,7 +294,7 @@ def _check_server(folder: Path, manifest: Manifest, server: Path | None) -> Iter
         )
         return
     command = [sys.executable, "-c", _PROBE, os.fspath(libraries[0]), os.fspath((folder / library).absolute())]
-    # The executable tells the loader where the server's other libraries are; here nobody does.
+    # The executable tells the loader where its libraries are; a probe has to do that itself.
     paths = [os.fspath(libraries[0].parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
     try:

@@ -16,7 +16,7 @@ from ..settings import PYTHON_SIDE_FILE_NAME, SIDE_FILE_NAME, ProxySettings, Pyt
 from ..system.native import BACKEND_NAME, LIBRARY_NAME
 
 CONFIG_NAME = "config.pbtxt"
-# Of EM_* in elf(5), those that the library is built for.
+# The EM_* numbers of elf(5) for which the library is built.
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _MODEL = f'''\
@@ -56,7 +56,7 @@ def native_files(model: ModelSpec, settings: ProxySettings, batching: Batching, 
     """Return the content of the folder of a model that the native proxy serves, by path in the folder."""
     return {
         CONFIG_NAME: config_text(model, BACKEND_NAME, batching).encode(),
-        # Triton looks here before it looks where its own backends are.
+        # Triton looks here before it looks into its own folder of backends.
         LIBRARY_NAME: library.read_bytes(),
         f"{model.version}/{SIDE_FILE_NAME}": settings.to_text().encode(),
         f"{model.version}/{DESCRIPTION_NAME}": render_description(model).encode(),
@@ -76,18 +76,9 @@ def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batc
 
 
 def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: bool) -> str:
-    """Return where the Python proxy of a model listens.
+    """Return where the Python proxy of a model listens; `endpoint` is a folder or an address of ZeroMQ.
 
-    Args:
-        endpoint: A folder, or an address of ZeroMQ.
-        model: The model.
-        has_keys: Whether workers prove who they are.
-        insecure: Whether they need not, though others may reach the address.
-
-    Raises:
-        DropInError: If it is no such address.
-        KeysMissingError: If others may reach it and need no keys.
-        EndpointError: If the path of the socket is too long.
+    An address that others can reach needs keys, unless `insecure` is set.
     """
     scheme, separator, rest = endpoint.partition("://")
     if not separator:
@@ -111,10 +102,7 @@ def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: 
 
 
 def machine_of(library: bytes) -> str:
-    """Return the architecture that a shared library is for.
-
-    "unknown" where it is no ELF file or for another one than ours.
-    """
+    """Return the architecture of a shared library; "unknown" if it is not an ELF file of a known one."""
     if library[:4] != b"\x7fELF" or len(library) < 20:
         return "unknown"
     return _MACHINES.get(int.from_bytes(library[18:20], "little"), "unknown")
@@ -131,7 +119,7 @@ def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
         "version_policy { all { } }",
         *(_tensor("input", tensor) for tensor in model.inputs),
         *(_tensor("output", tensor) for tensor in model.outputs),
-        # One instance hands batches to all workers.
+        # A single instance gives batches to all workers.
         "instance_group [ { count: 1 kind: KIND_CPU } ]",
     ]
     if batches:
@@ -144,11 +132,7 @@ def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
 
 
 def check_model(model: ModelSpec, batching: Batching) -> None:
-    """Check what Triton would refuse the model for.
-
-    Raises:
-        DropInError: If something is; the text says what, and what is right.
-    """
+    """Check what Triton would refuse the model for."""
     problems = []
     names = [tensor.name for tensor in model.inputs]
     if not model.inputs or not model.outputs:
@@ -190,5 +174,5 @@ def _tensor(kind: str, tensor: TensorSpec) -> str:
 
 
 def _text(value: str) -> str:
-    # Protobuf's text form takes the escapes of JSON for everything that is ASCII, and UTF-8 as it is.
+    # Protobuf's text format accepts JSON's escapes of ASCII, and plain UTF-8.
     return json.dumps(value, ensure_ascii=False)

@@ -32,9 +32,9 @@ SUFFIX = "_workers"
 
 _BACKEND = "python"
 _DEFAULT_FILE = "model.py"
-# Further configurations of a model, one of which a server may be told to take (--model-config-name).
+# A server may be told to use one of these further configurations (--model-config-name).
 _CONFIGS = "configs/*.pbtxt"
-# What protobuf's text format is made of: comments, strings, names, and single characters.
+# The tokens of protobuf's text format: comments, strings, names, and single characters.
 _TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|\S""")
 
 
@@ -68,18 +68,9 @@ class _Value(NamedTuple):
 
 
 def convert_model(conversion: Conversion, *, may_replace: bool = False) -> Outcome:
-    """Write the copy of a model, in one step.
+    """Write the copy of a model in one step, and return what was done.
 
-    Args:
-        conversion: What is to be done.
-        may_replace: Whether the new folder may be there already, with another content, and is to be replaced.
-
-    Returns:
-        What was done. A folder that is there as it would be written is left alone.
-
-    Raises:
-        DropInError: The folder is no such model, the new name is taken, or something cannot be read or written. Nothing
-            has changed then.
+    An identical folder is left alone; another one is replaced if `may_replace`. After an error nothing has changed.
     """
     source, target = conversion.source, conversion.target
     try:
@@ -126,11 +117,7 @@ def _convert(conversion: Conversion, may_replace: bool) -> Outcome:
 
 
 def _check_source(source: Path) -> Sequence[int]:
-    """Check that a folder is that of a model which can be converted; return its versions.
-
-    Raises:
-        DropInError: It is not.
-    """
+    """Check that a folder is that of a model which can be converted; return its versions."""
     config = source / CONFIG_NAME
     if not source.is_dir():
         found = "it is no folder" if source.exists() else "there is none"
@@ -192,7 +179,7 @@ def _field(text: str, name: str) -> _Value | None:
         if depth or token[0] != name or number + 1 == len(tokens) or tokens[number + 1][0] != ":":
             continue
         parts = []
-        # Strings that follow each other are one.
+        # Adjacent strings are one string.
         for part in tokens[number + 2 :]:
             if part[0][0] not in "\"'":
                 break
@@ -208,10 +195,10 @@ def _field(text: str, name: str) -> _Value | None:
 def _write(conversion: Conversion, versions: Sequence[int], staged: Path) -> Manifest:
     """Write the new folder; return its manifest."""
     source = conversion.source
-    # Its files are as they are in the original, but for those below.
+    # All files except those below are as in the original.
     _copy(source, staged, root=source, above=())
     for path in [staged / CONFIG_NAME, *sorted(staged.glob(_CONFIGS))]:
-        # Maybe a link to the original.
+        # The path may be a link to the original.
         original = source / path.relative_to(staged)
         text = _read(original)
         path.unlink()
@@ -243,18 +230,8 @@ def _renamed(text: str, name: str) -> str:
 def _copy(source: Path, target: Path, *, root: Path, above: Sequence[Path]) -> None:
     """Copy a folder.
 
-    Links stay links where they mean the same in the copy: those with an absolute path, and those that stay inside. What
-    others lead to is copied.
-
-    Args:
-        source: The folder.
-        target: The copy.
-        root: What links have to stay inside of: the model's folder, or one that a link led to.
-        above: The folders that it is in, and those that links led out of, on the way here.
-
-    Raises:
-        DropInError: It has something in it that cannot be copied.
-        OSError: It cannot be read or written.
+    Links stay links if they mean the same in the copy: absolute ones, and those that stay inside `root`. The targets of
+    other links are copied. `above` are the folders on the way here, to find loops.
     """
     target.mkdir()
     real = source.resolve()

@@ -17,7 +17,7 @@ MANIFEST_NAME = "pytriton-manifest.json"
 FORMAT = 2
 CACHE = "__pycache__"
 """What Python itself leaves where it imports from a folder that it may write to; no manifest speaks of it."""
-# A manifest of a model that brings a whole environment of Python has a line for each of its files.
+# A manifest has a line for each file, and a model may bring a whole environment of Python.
 _MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 _SHA256 = "sha256:"
@@ -74,7 +74,7 @@ def render_manifest(manifest: Manifest) -> str:
     fields = {
         "format": FORMAT,
         **dataclasses.asdict(manifest),
-        # The keys of JSON objects are text.
+        # JSON keys are strings.
         "endpoints": {str(version): endpoint for version, endpoint in manifest.endpoints.items()},
         "protocol": list(manifest.protocol),
     }
@@ -82,11 +82,7 @@ def render_manifest(manifest: Manifest) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest.
-
-    Raises:
-        DropInError: If it cannot be read, was written by a later version, or was edited.
-    """
+    """Read a manifest."""
     try:
         text = path.read_bytes()[: _MAX_BYTES + 1]
         fields: Any = json.loads(text)

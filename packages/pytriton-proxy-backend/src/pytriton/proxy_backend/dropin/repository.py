@@ -31,12 +31,13 @@ __all__ = ["DropInModel", "add_model", "find_models", "models_at", "remove_model
 
 Outcome = Literal["added", "replaced", "unchanged"]
 
-# What a URL carries as it is, and what a file system does.
+# URLs and file systems allow these characters.
 _NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]+")
-# Where a folder is made before it is put in its place, and what is there is put meanwhile, where that takes two steps.
+# A folder is made under such a name before it is moved into place; if that takes two steps, the old one is kept there
+# meanwhile.
 _STAGING = re.compile(r"\.pytriton-[0-9a-f]{8}")
 _REPLACED = "replaced"
-# Of renameat2(2). The exchange leaves no moment in which the model is not there.
+# A flag of renameat2(2), whose exchange leaves no moment without the model.
 _NOREPLACE = 1
 _EXCHANGE = 2
 _AT_FDCWD = -100
@@ -61,22 +62,10 @@ class DropInModel:
 def add_model(
     repository: Path, model: ModelSpec, manifest: Manifest, files: Mapping[str, bytes], *, may_replace: bool = False
 ) -> Outcome:
-    """Put a version of a model into a repository, in one step, beside others that are there.
+    """Put a version of a model into a repository in one step, beside other versions.
 
-    Args:
-        repository: The model repository, which exists.
-        model: The model; its description goes beside its socket, too, where that folder is there already.
-        manifest: What the folder is with this version alone; the hashes of the files are added here.
-        files: The content of every file, by its path relative to the model's folder.
-        may_replace: Whether this version may be there already with another content, and is to be replaced.
-
-    Returns:
-        What was done. A version that is there as it would be written is left alone.
-
-    Raises:
-        DropInError: If there is no such repository, it cannot be written to, or the name is taken: by something that is
-            not ours, has local edits, has other versions that do not go together with this one, or (without
-            `may_replace`) differs. Nothing has changed then.
+    Returns what was done; an identical version is left alone, another one is replaced if `may_replace`. After an error
+    nothing has changed.
     """
     target = repository / model.name
     with locked(repository):
@@ -108,42 +97,29 @@ def add_model(
 
 
 def find_models(repository: Path) -> list[DropInModel]:
-    """Return the models of ours in a repository, by name.
-
-    Raises:
-        DropInError: If there is no such repository.
-    """
+    """Return the models of ours in a repository, by name."""
     found = [inspect_folder(folder) for folder in sorted(_entries(repository))]
     return [model for model in found if model is not None]
 
 
 def models_at(repository: Path, endpoint: str) -> list[str]:
-    """Say in words which versions of models of ours in a repository listen at one place; it should be one.
-
-    Raises:
-        DropInError: If there is no such repository.
-    """
+    """Say in words which versions of models of ours in a repository listen at one place; it should be one."""
     found = []
     for folder in sorted(_entries(repository)):
-        # The manifests alone: to compare all files with them takes time.
+        # Only the manifests are read, because comparing all files takes time.
         with contextlib.suppress(DropInError):
             manifest = read_manifest(folder / MANIFEST_NAME)
             found += [
                 f"model '{folder.name}' version {version}"
                 for version, other in sorted(manifest.endpoints.items())
-                # Where processes are asked for, all models ask.
+                # All converted models use the same socket, at which processes are asked for.
                 if manifest.flavour != "hosts" and other.removeprefix("ipc://") == endpoint.removeprefix("ipc://")
             ]
     return found
 
 
 def remove_model(repository: Path, name: str, version: int | None = None) -> None:
-    """Take a model of ours out of a repository, or one version of it, in one step.
-
-    Raises:
-        DropInError: If there is none of this name or version, it is not ours, has local edits, or cannot be removed.
-            Nothing has changed then.
-    """
+    """Take our model, or one version of it, out of a repository in one step. After an error nothing has changed."""
     check_name(name)
     target = repository / name
     with locked(repository):
@@ -187,11 +163,7 @@ def inspect_folder(folder: Path) -> DropInModel | None:
 
 
 def check_name(name: str) -> None:
-    """Check that a model's name can be that of a folder, and be in a URL.
-
-    Raises:
-        DropInError: If not.
-    """
+    """Check that a model's name can be that of a folder, and be in a URL."""
     if not _NAME.fullmatch(name):
         raise DropInError(
             f"expected a model name of letters from a to z, digits, '-', '_' and '.' that does not begin with '.', got "
@@ -204,15 +176,7 @@ def check_name(name: str) -> None:
 
 
 def unedited(model: DropInModel, verb: str) -> Manifest:
-    """Return what a folder is, if it still is what was written.
-
-    Args:
-        model: The folder.
-        verb: What is to be done with it.
-
-    Raises:
-        DropInError: It is not.
-    """
+    """Return what a folder is if it is as it was written; `verb` is for the error otherwise."""
     if model.edits or model.manifest is None:
         shown: Sequence[str] = model.edits[:5]
         raise DropInError(
@@ -258,14 +222,9 @@ def _only_adds(old: Manifest, wanted: Manifest, version: int) -> bool:
 def _write_folder(
     repository: Path, target: Path, wanted: Manifest, files: Mapping[str, bytes], old: Manifest | None
 ) -> None:
-    """Make the folder of a model, or put it in the place of the one that is there, in one step.
+    """Make the folder of a model, or replace it, in one step.
 
-    Args:
-        repository: The repository.
-        target: The folder.
-        wanted: What it is to be.
-        files: Contents of those files that are not taken from the old folder.
-        old: What the old folder is; `None` where there is none.
+    `files` has contents that are not taken from the old folder.
     """
     try:
         with staging_in(repository) as staging:
@@ -301,9 +260,9 @@ def _entries(repository: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def locked(repository: Path) -> Iterator[None]:
-    """Keep other calls for the same repository waiting, and clear up after those that were killed.
+    """Make other calls for the same repository wait, and clean up after killed ones.
 
-    On file systems without locks it does nothing.
+    File systems without locks skip this.
     """
     try:
         fd = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -325,7 +284,7 @@ def _clear_up(repository: Path) -> None:
     for left in filter(_is_staging, repository.iterdir()):
         replaced = left / _REPLACED
         if (replaced / MANIFEST_NAME).exists():
-            # Killed between the two steps of a replacement, where it takes two: the model may be nowhere else.
+            # The process was killed between the two steps of a replacement, so the model may exist only here.
             with contextlib.suppress(DropInError):
                 _move_in(replaced, repository / read_manifest(replaced / MANIFEST_NAME).name)
         shutil.rmtree(left, ignore_errors=True)
@@ -337,21 +296,21 @@ def _is_staging(path: Path) -> bool:
 
 @contextlib.contextmanager
 def staging_in(repository: Path) -> Iterator[Path]:
-    """Make a folder on the same file system, whose content is gone afterwards; the repository is locked.
+    """Make a folder on the file system of the locked repository, removed at the end.
 
-    Inside the repository, because nothing else is known to be on its file system and writable. A server that looks at
-    the repository at this very moment finds no model in it: it has no configuration.
+    It is inside the repository, because no other place is known to be writable there. A server ignores it, because it
+    has no configuration.
     """
     folder = repository / f".pytriton-{secrets.token_hex(4)}"
     try:
-        # Inside, because an interrupt may come when it is made and before mkdir has returned.
+        # Inside the block, because an interrupt may come before mkdir has returned.
         folder.mkdir()
         yield folder
     finally:
         try:
             shutil.rmtree(folder, ignore_errors=True)
         except BaseException:
-            # An interrupt of the removal itself: it is said again when nothing is left.
+            # The removal was interrupted; it runs again, and then the interrupt is raised.
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -367,17 +326,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def put_in_place(staged: Path, target: Path, old: Manifest | None) -> None:
-    """Make a folder that was written that of a model, in one step.
-
-    Args:
-        staged: The folder.
-        target: Where it belongs.
-        old: What is there, and goes where the other one was; `None` where nothing is.
-
-    Raises:
-        DropInError: Something is there that is not ours.
-        OSError: It cannot be moved.
-    """
+    """Move a written folder to its place in one step; an `old` one moves to where the new one was."""
     if old is None:
         _move_in(staged, target)
     else:
@@ -392,7 +341,7 @@ def _move_in(staged: Path, target: Path) -> None:
             raise foreign(target) from error
         if error.errno not in _UNSUPPORTED:
             raise
-        # What is there is refused by plain rename(2) as well, unless it is an empty folder.
+        # Plain rename(2) refuses an existing folder, too, unless it is empty.
         os.rename(staged, target)
 
 
@@ -413,7 +362,7 @@ def _swap(staged: Path, target: Path, staging: Path) -> None:
 
 def _renameat2(source: Path, target: Path, flags: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    call = getattr(libc, "renameat2", None)  # glibc has it from 2.28 on
+    call = getattr(libc, "renameat2", None)  # glibc has it since 2.28
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)) != 0:

@@ -53,11 +53,7 @@ class Frame(NamedTuple):
 
 
 def send_frame(channel: socket.socket, kind: FrameKind, fields: Sequence[str] = ()) -> None:
-    """Send a frame.
-
-    Raises:
-        OSError: The other side is gone.
-    """
+    """Send a frame."""
     body = bytearray(_HEADER.pack(kind, len(fields)))
     for field in fields:
         encoded = field.encode("utf-8", errors="surrogateescape")
@@ -66,12 +62,7 @@ def send_frame(channel: socket.socket, kind: FrameKind, fields: Sequence[str] = 
 
 
 def receive_frame(channel: socket.socket) -> Frame | None:
-    """Wait for a frame; `None` where the other side has ended instead.
-
-    Raises:
-        ControlError: It is none.
-        OSError: The connection is broken.
-    """
+    """Wait for a frame; `None` where the other side has ended instead."""
     head = _receive(channel, _SIZE.size)
     if not head:
         return None

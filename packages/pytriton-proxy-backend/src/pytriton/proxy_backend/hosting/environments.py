@@ -22,7 +22,7 @@ from ..system.shortage import explain
 __all__ = ["EnvironmentRefused", "Environments"]
 
 _ACTIVATION_TIMEOUT_S = 120.0
-# What a shell has of its own.
+# These variables belong to a shell.
 _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PS1"})
 _INTERPRETERS = ("python3", "python")
 
@@ -32,31 +32,20 @@ class EnvironmentRefused(Exception):
 
 
 class Environments:
-    """The environments of the models of one server.
-
-    Args:
-        folder: Where archives are unpacked, and where other interpreters find this package; made on demand.
-    """
+    """The environments of the models of one server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        # By the file that an archive is: its device, number, size and time.
+        # Unpacked archives by device, inode, size and time of the file.
         self._unpacked: dict[tuple[int, int, int, int], Path] = {}
         self._launches: dict[Path, Launch] = {}
 
     def launch(self, path: str) -> Launch:
-        """Return how a process is started with the interpreter of an environment.
-
-        Args:
-            path: The folder or the archive.
-
-        Raises:
-            EnvironmentRefused: It cannot be used.
-        """
+        """Return how a process is started with the interpreter of an environment, a folder or an archive."""
         try:
-            # Of parallel loads of one environment, the first unpacks it.
+            # If several loads use one environment, the first one unpacks it.
             with self._lock:
                 place = Path(path).resolve()
                 if not place.exists():
@@ -93,7 +82,7 @@ class Environments:
         own = str(self._own_package())
         inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, [own, inherited]))
-        # Those of the server's own Python.
+        # These variables are about the server's own Python.
         variables |= dict.fromkeys(("PYTHONHOME", "PYTHONEXECUTABLE"))
         return Launch(python=str(python), environment=variables)
 
@@ -109,12 +98,12 @@ class Environments:
 
 
 def _unpack(tar: tarfile.TarFile, target: Path) -> None:
-    """Unpack an archive into a folder, and nothing anywhere else, whatever is in it.
+    """Unpack an archive into a folder and nowhere else.
 
-    The rules are those of the standard library's filter for data, which not every Python has, and whose older forms can
-    be led astray: so what counts here is where a member would lie when it is written.
+    The rules are those of the standard library's data filter, which older Pythons lack or get wrong, so the place where
+    each member would be written is checked.
     """
-    # Checked here. The ones of the library come in addition.
+    # The members are checked here, in addition to the library's own checks.
     tar.extraction_filter = staticmethod(lambda each, _: each)
     interpreters = []
     for member in tar:
@@ -133,7 +122,8 @@ def _unpack(tar: tarfile.TarFile, target: Path) -> None:
         safe.uid, safe.gid, safe.uname, safe.gname = os.getuid(), os.getgid(), "", ""
         safe.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o600)
         tar.extract(safe, target)
-    # Those of a virtual environment lead to the Python that it was made of. Nothing is written after them.
+    # The interpreter of a virtual environment is a link to another Python. These links come last, so that nothing is
+    # written through them.
     for member in interpreters:
         _check_place(member.name, target)
         _clear(target / member.name)
@@ -165,7 +155,7 @@ def _check_link(member: tarfile.TarInfo, target: Path) -> None:
 def _check_hard_link(member: tarfile.TarInfo, target: Path) -> None:
     _check_place(member.linkname, target)
     place = target / member.linkname
-    # Of one that is not there, the library would unpack the member of that name once more, whatever it is.
+    # For a missing target, the library would unpack another member of that name.
     if place.is_symlink() or not place.is_file():
         raise tarfile.ExtractError(f"{member.name!r} is a hard link to {member.linkname!r}, which is no file before it")
 

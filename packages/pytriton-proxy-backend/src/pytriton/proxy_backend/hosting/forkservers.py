@@ -23,21 +23,16 @@ Nothing is written into the repository, where a server that polls it would take 
 
 logger = logging.getLogger(__name__)
 
-# With so many hosts, a forkserver takes less memory than it saves.
+# From this number of hosts on, a forkserver saves more memory than it takes.
 _LEAST = 3
-# Somebody who ends forkservers may end the next one, too.
+# Whoever ends forkservers may end the next one, too.
 _TRIES = 2
 # The forkserver that this process has forked from itself.
 _early: list[tuple[Launch, Forkserver]] = []
 
 
 def keep_early(launch: Launch, forkserver: Forkserver) -> None:
-    """Have the hosts of all supervisors of this process forked from a forkserver.
-
-    Args:
-        launch: How those hosts are started otherwise.
-        forkserver: The forkserver; who has made it closes it.
-    """
+    """Make the supervisors of this process fork such hosts from a forkserver; its maker closes it."""
     _early.append((launch, forkserver))
 
 
@@ -55,7 +50,7 @@ class Forkservers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # All that follows is guarded by the lock.
+        # The lock guards all that follows.
         self._forkservers: list[tuple[Launch, Forkserver]] = []
         self._refused: list[Launch] = []
         self._users: list[Launch] = []
@@ -78,18 +73,7 @@ class Forkservers:
             forkserver.close()
 
     def start(self, launch: Launch, channel: int, job: int, label: str, *, is_one_of_many: bool) -> StartedProcess:
-        """Start a host; as `start_process`.
-
-        Args:
-            launch: How to start it.
-            channel: The descriptor of its channel.
-            job: The descriptor of its job.
-            label: What it is.
-            is_one_of_many: Whether its model has several instances.
-
-        Raises:
-            OSError: It cannot be started.
-        """
+        """Start a host; as `start_process`."""
         for _ in range(_TRIES):
             forkserver = self._find(launch, is_one_of_many)
             if forkserver is None:
@@ -97,7 +81,7 @@ class Forkservers:
             try:
                 return forkserver.fork(channel, job, label)
             except ForkserverLostError:
-                # Others may live by it. Where it has ended, so has whatever it has forked.
+                # A forkserver that lives may have other forks; one that has ended took them along.
                 if not forkserver.has_ended():
                     raise
                 self._remove(forkserver)
@@ -110,11 +94,11 @@ class Forkservers:
         forkserver.close()
 
     def _find(self, launch: Launch, is_one_of_many: bool) -> Forkserver | None:
-        # Others that need one wait for the one that is just started.
+        # Hosts that need a forkserver wait for one that is being started.
         with self._lock:
             for each, forkserver in (*_early, *self._forkservers):
                 if each == launch:
-                    # Its forks have its environment, whatever has become of that of this process since.
+                    # Its forks have its environment, so a later change in this process makes it useless.
                     return forkserver if forkserver.variables == launch.variables() else None
             if not (is_one_of_many or self._users.count(launch) >= _LEAST) or launch in self._refused:
                 return None
@@ -122,7 +106,7 @@ class Forkservers:
             try:
                 forkserver.start()
             except OSError as error:
-                # What keeps it from starting keeps a host as well, which says more about it.
+                # The same problem will stop the host as well, with a better error.
                 logger.debug("Hosts are started one by one: %s", error)
                 self._refused.append(launch)
                 return None

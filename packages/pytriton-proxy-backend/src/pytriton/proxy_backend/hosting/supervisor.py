@@ -45,18 +45,18 @@ SOCKET_NAME = "hosts.sock"
 """Name of the socket in the folder of a supervisor."""
 
 _STOPPED = "processes of Python models are being stopped"
-# Of the sockets of instances, which tritonserver makes, and of the folders of unpacked environments. The first part is
-# new for each supervisor: sockets of an earlier one may still be in use.
+# The names of instances' sockets, which tritonserver makes, and of folders with unpacked environments. The first part
+# is new for each supervisor, because older sockets may still be in use.
 _INSTANCE = re.compile(r"[0-9a-f]{6}-\d+\.\d+")
 _ENVIRONMENTS = "environments-"
-# What a name of an instance's socket may have, with the slash: the millionth model and the hundredth instance.
+# The longest name of an instance's socket with the slash: a million models, a hundred instances.
 _MAX_NAME = 18
 _BACKLOG = 128
 _POLL_S = 0.2
-# Before the next connection is accepted, where one could not be.
+# The pause after a connection could not be accepted.
 _PAUSE_S = 0.5
 _JOIN_S = 20.0
-# For what a model may do after its last answer.
+# The time for what a model does after its last answer.
 _ABANDONED_S = 1.0
 _FIELDS: dict[int, int] = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
 
@@ -100,12 +100,7 @@ class ServingHost:
 
 
 class HostSupervisor:
-    """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one.
-
-    Args:
-        folder: The folder for the sockets, of this supervisor alone, which `start` makes where there is none.
-        advice: What to do where it cannot be made.
-    """
+    """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one."""
 
     def __init__(self, folder: Path, advice: str = "") -> None:
         self._folder = folder
@@ -118,7 +113,7 @@ class HostSupervisor:
         self._environments = Environments(folder / f"{_ENVIRONMENTS}{self._token}")
         self._forkservers = Forkservers()
         self._lock = threading.Lock()
-        # All that follows is guarded by the lock.
+        # The lock guards all that follows.
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._models: dict[str, _Loaded] = {}
         self._hosts: dict[HostProcess, Launch] = {}
@@ -134,25 +129,17 @@ class HostSupervisor:
         return self._folder / SOCKET_NAME
 
     def start(self) -> None:
-        """Make the folder and listen.
-
-        Raises:
-            HostingError: It cannot be made, or another one listens there.
-        """
+        """Make the folder and listen."""
         self._listener = self._listen()
         self._thread = threading.Thread(target=self._accept, name="pytriton-hosts", daemon=True)
         self._thread.start()
 
     def restore(self) -> None:
-        """Make the folder anew that somebody has removed, and listen there. The hosts go on.
-
-        Raises:
-            HostingError: It cannot be made.
-        """
+        """Make the folder anew that somebody has removed, and listen there. The hosts go on."""
         self._let_go_folder()
         old, self._listener = self._listener, self._listen()
         if old is not None:
-            # For the thread that waits there.
+            # This wakes the thread that waits there.
             with contextlib.suppress(OSError):
                 old.shutdown(socket.SHUT_RD)
             old.close()
@@ -162,7 +149,7 @@ class HostSupervisor:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_folder()
-            # The permissions of the descriptor are those that the file is born with.
+            # The file gets the permissions of the descriptor when bind makes it.
             os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)
             listener.bind(str(self.socket_path))
             listener.listen(_BACKLOG)
@@ -190,21 +177,16 @@ class HostSupervisor:
             self._is_stopping = True
 
     def cut(self) -> None:
-        """Have all hosts end, whatever they are at, as it is for nobody; `close` has to follow.
+        """Make all hosts end, because nobody needs their results; `close` has to follow.
 
-        A caller that is there all the same gets an error, in a second.
+        A caller that still waits gets an error within a second.
         """
         with self._lock:
             self._is_stopping = self._is_cut = True
         self._end_connections()
 
     def close(self, timeout_s: float) -> None:
-        """End all hosts and let go of everything.
-
-        Args:
-            timeout_s: How long they may take, for what is in flight where nothing is cut, and for `finalize`, in
-                seconds.
-        """
+        """End all hosts and release everything. `timeout_s` covers requests in flight and `finalize`."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -214,7 +196,7 @@ class HostSupervisor:
             hosts = list(self._hosts)
         connections = self._end_connections(listener)
         for host in hosts:
-            # Their threads stop them, perhaps with more patience: a second call may only shorten that.
+            # Their threads may stop them with longer limits; a second call can only shorten them.
             host.stop(self._patience_s(), in_flight_s=self._in_flight_s())
         for thread in (self._thread, *connections):
             if thread is not None:
@@ -228,12 +210,7 @@ class HostSupervisor:
     # ---- the folder -------------------------------------------------------------------------------------------------
 
     def _take_folder(self) -> None:
-        """Make the folder that of this supervisor, and remove what one left that was killed.
-
-        Raises:
-            HostingError: It is that of another one.
-            OSError: It cannot be used.
-        """
+        """Take over the folder, and remove what a killed supervisor left; raise an error if another one uses it."""
         self._lock_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,7 +251,7 @@ class HostSupervisor:
 
     def _accept(self) -> None:
         while (listener := self._listener) is not None and self._deadline is None:
-            # As when no descriptors, or no threads, are left: that may pass.
+            # Descriptors or threads may be used up for a while.
             if not keep_on(functools.partial(self._accept_one, listener), "A Python model cannot be served"):
                 time.sleep(_PAUSE_S)
 
@@ -373,7 +350,7 @@ class HostSupervisor:
         finally:
             if host is not None:
                 self._stop(host)
-            # A server that lives does so itself, or asks again.
+            # A server that lives removes it itself, or asks again.
             _remove_if_dead(Path(endpoint))
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
@@ -403,19 +380,15 @@ class HostSupervisor:
         return max(0.0, min(left, FINALIZE_TIMEOUT_S))
 
     def _in_flight_s(self) -> float:
-        # Triton lets go of an instance when its requests are answered: what is in flight then has no caller.
+        # Triton releases an instance when its requests are answered, so what is in flight then has no caller.
         return _ABANDONED_S if self._is_cut or self._deadline is None else math.inf
 
     def _wait(self, channel: socket.socket, host: HostProcess, step: Callable[[float], bool]) -> None:
-        """Wait until a host has done something, for as long as anybody wants it.
-
-        Raises:
-            ModelRefused: It has failed, or nobody wants it any more.
-        """
+        """Wait until a host has done a step, as long as the server wants it."""
         try:
             while not step(_POLL_S):
                 if self._is_stopping or has_ended(channel):
-                    # What it is at is for nobody, and may never end.
+                    # Nobody needs its result, and it may never end.
                     host.stop(0.0)
                     raise ModelRefused(_STOPPED)
         except AttachError as error:
@@ -423,11 +396,7 @@ class HostSupervisor:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that the sockets of a supervisor can lie in a folder.
-
-    Raises:
-        HostingError: Its path is too long.
-    """
+    """Check that the sockets of a supervisor can lie in a folder."""
     length, most = len(os.fsencode(folder)), MAX_ENDPOINT_BYTES - _MAX_NAME
     if length > most:
         raise HostingError(
@@ -456,21 +425,21 @@ def _checked(frame: Frame) -> tuple[str, ...]:
 
 def _remove_dead_sockets(folder: Path) -> None:
     """Remove the sockets of instances of servers that were killed."""
-    # A folder that somebody has removed has none.
+    # If the folder was removed, there is nothing.
     for path in folder.glob("*"):
         if _INSTANCE.fullmatch(path.name):
             _remove_if_dead(path)
 
 
 def _remove_if_dead(path: Path) -> None:
-    # Of another type than they are, so that nothing is connected where somebody listens.
+    # A socket of another type: connecting fails with a different error if somebody listens.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
         except OSError:
-            # Somebody listens there, or it is gone.
+            # Somebody listens there, or the socket is gone.
             return
 
 

@@ -24,21 +24,18 @@ from .messages import Job, LineReader, PythonModelServing, encode_message
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 65536
-# At a time: a process that says more and more shall not keep its parent from looking at the clock. It is more than a
-# socket holds of one that has ended.
+# Reads at a time, so that a process that writes without end does not keep its parent from its timers. A socket of an
+# ended process holds less.
 _MAX_READS = 32
-# A host that waits for this reads it at once; one that stands still never does.
+# A waiting host reads it at once; a stopped one never does.
 _SERVE_TIMEOUT_S = 30.0
 _MAIN = "pytriton.proxy_backend.worker_main"
 
 
 class StartedProcess(Protocol):
-    """A process, as far as a `ChildProcess` has to do with it; the leader of a group of its own.
+    """The attributes of a process that `ChildProcess` needs; it leads its own process group.
 
-    Attributes:
-        pid: Its process id, which stays its own until `wait` was called.
-        stdout: What it writes.
-        returncode: Its exit code as `wait` has returned it; negative for a signal.
+    `pid` stays its own until `wait` was called, and `returncode` is negative for a signal.
     """
 
     pid: int
@@ -67,21 +64,17 @@ class Launch:
     working_dir: str | None = None
 
     def command(self, module: str = _MAIN) -> list[str]:
-        """Return the interpreter and its arguments, as far as they are the same for all.
-
-        Args:
-            module: What it runs.
-        """
+        """Return the interpreter and its arguments, as far as they are the same for all."""
         return [self.python or sys.executable, "-m", module]
 
     def variables(self) -> dict[str, str]:
         """Return all variables of its environment."""
-        # What it writes is to be seen when it is written.
+        # Without a buffer, so that output appears when it is written.
         variables: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1", **(self.environment or {})}
         return {name: value for name, value in variables.items() if value is not None}
 
 
-# For any Python from 2.7 on: what is expected and what there is; nothing where all is there that a worker begins with.
+# Runs on any Python since 2.7, and prints what a worker needs and what there is; nothing if all is there.
 _PROBE = """
 from __future__ import print_function
 import sys
@@ -122,17 +115,7 @@ StartProcess = Callable[[Launch, int, int, str], StartedProcess]
 
 
 def start_process(launch: Launch, channel: int, job: int, label: str) -> StartedProcess:
-    """Start a worker process.
-
-    Args:
-        launch: How to start it.
-        channel: The descriptor of its channel.
-        job: The descriptor of its job.
-        label: What it is.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+    """Start a worker process."""
     return _Spawned(
         [*launch.command(), str(channel), str(job), label],
         env=launch.variables(),
@@ -141,15 +124,15 @@ def start_process(launch: Launch, channel: int, job: int, label: str) -> Started
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(channel, job),
-        # Ctrl+C in a terminal goes to the whole group in front: when this one stops is ours to say. And what it
-        # starts itself ends with it.
+        # Ctrl+C in a terminal signals the whole foreground group, but this program decides when a worker stops.
+        # Processes that it starts end with its group.
         start_new_session=True,
     )
 
 
 class _Spawned(subprocess.Popen[bytes]):
     def has_ended(self) -> bool:
-        # Without taking its exit code: its number stays its own until then.
+        # The exit code is not taken, so that its process id is not reused.
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -157,19 +140,9 @@ class _Spawned(subprocess.Popen[bytes]):
 
 
 class ChildProcess:
-    """A running worker process. It belongs to the thread that makes it, which has to live as long as the process.
+    """A running worker process.
 
-    Only `stop` may be called from other threads.
-
-    Args:
-        launch: How to start it.
-        job: What it is to do.
-        label: What it is, for those who list processes.
-        logger: Gets the lines that it writes, and the records of its log.
-        start: Starts it.
-
-    Raises:
-        OSError: It cannot be started.
+    The thread that makes it must live as long as the process; other threads may only call `stop`.
     """
 
     def __init__(
@@ -194,7 +167,7 @@ class ChildProcess:
             theirs.close()
         self._channel.setblocking(False)
         self._stdout = self._process.stdout
-        assert self._stdout is not None  # it was asked for a pipe
+        assert self._stdout is not None  # Popen was asked for a pipe
         os.set_blocking(self._stdout.fileno(), False)
         self._log.pid = self._process.pid
         self._pidfd = open_pidfd(self._process.pid)
@@ -227,11 +200,7 @@ class ChildProcess:
         return tuple(self._log.tail)
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Wait for something to happen, log what it wrote and logged, and give its other messages.
-
-        Raises:
-            ProtocolError: What it sent is no message.
-        """
+        """Wait for an event, log what the process wrote, and return its other messages."""
         assert self._stdout is not None
         ready = {fd for fd, _ in self._poller.poll(timeout_s * 1000)}
         if self._stdout.fileno() in ready and not self._output.read(self._stdout.fileno()):
@@ -244,19 +213,15 @@ class ChildProcess:
         return messages
 
     def stop(self, timeout_s: float) -> None:
-        """Ask it to finish what is in flight and to end.
-
-        Args:
-            timeout_s: How long that may take; then it ends all the same.
-        """
-        # Where it has gone already, there is nobody to ask.
+        """Ask it to finish what is in flight and to end."""
+        # If the process is gone, nobody can be asked.
         with contextlib.suppress(OSError):
             self._channel.send(encode_message("stop", timeout_s=timeout_s))
 
     def serve(self, serving: PythonModelServing) -> None:
         """Have a host, which has completed a configuration, serve an instance."""
         rest = memoryview(encode_message("serve", **asdict(serving)))
-        # It may be more than the socket takes at once. Where it has gone already, its end says so.
+        # The message may be larger than the socket's buffer. If the process is gone, its end shows that.
         with contextlib.suppress(OSError):
             while rest:
                 try:
@@ -317,7 +282,7 @@ class ChildProcess:
 
     def _reap(self) -> None:
         assert self._stdout is not None
-        # Before its number is free for others: what it has started is in its group.
+        # Before its process id can be reused, because its group holds what it has started.
         self.kill()
         self._process.wait()
         self._output.finish(self._stdout.fileno())

@@ -41,10 +41,10 @@ DESCRIPTORS = 4
 logger = logging.getLogger(__name__)
 
 _MAIN = "pytriton.proxy_backend.forkserver_main"
-# Room for what a process says of itself.
+# Memory for the command line that the process shows of itself.
 _ROOM = "-" * 160
 _MAX_LABEL = 1000
-# As for a worker process.
+# The same as for a worker process.
 _START_TIMEOUT_S = 300.0
 _FORK_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 10.0
@@ -65,11 +65,7 @@ class ForkserverLostError(OSError):
 
 
 class Forkserver:
-    """A process that hosts are forked from, one of its own for each way to start them.
-
-    Args:
-        launch: How it is started.
-    """
+    """A process that hosts are forked from, one of its own for each way to start them."""
 
     def __init__(self, launch: Launch) -> None:
         self._command = launch.command(_MAIN)
@@ -78,21 +74,17 @@ class Forkserver:
         """The variables of its environment, which those of all its forks are."""
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         close_in_child(self._control)
-        # Who asks next waits until the one before has been answered.
+        # One request at a time; the next waits for the answer.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | _Forked | None = None
         self._error: OSError | None = None
         self._has_begun = threading.Event()
         self._is_closing = False
-        # The system ends the process with the thread that has started it, so that is one of its own.
+        # Linux ends the process with the thread that started it, so that thread is one of our own.
         self._thread = threading.Thread(target=self._run, name="pytriton-forkserver", daemon=True)
 
     def start(self) -> None:
-        """Start it, and wait until it can be asked.
-
-        Raises:
-            OSError: It cannot be had.
-        """
+        """Start it, and wait until it can be asked."""
         self._thread.start()
         self._has_begun.wait()
         if self._error is not None:
@@ -101,15 +93,9 @@ class Forkserver:
         self._await_ready()
 
     def start_forked(self, main: Callable[[socket.socket, IO[bytes]], int]) -> None:
-        """Fork it from this process in place of that, and wait until it can be asked.
+        """Fork it from this process, whose only thread is the main one, and wait until it answers.
 
-        Only the main thread of a process that has no other may do so. In the child, this ends with `SystemExit`.
-
-        Args:
-            main: What it does, given its end of the connection and where its messages go; returns the exit code.
-
-        Raises:
-            OSError: It cannot be had.
+        In the child this ends with `SystemExit`; `main` gets its end of the connection and the file for its messages.
         """
         with contextlib.ExitStack() as opened:
             opened.callback(self._theirs.close)
@@ -120,7 +106,7 @@ class Forkserver:
                     self._control.close()
                     code = main(self._theirs, messages)
                 except Exception:
-                    # Whoever is further up would go on as this process's parent does.
+                    # Code further up the stack would continue as the parent does.
                     traceback.print_exc()
                     code = 1
                 sys.exit(code)
@@ -145,17 +131,7 @@ class Forkserver:
             raise OSError("the forkserver of hosts has ended before it was ready")
 
     def fork(self, channel: int, job: int, label: str) -> ForkedProcess:
-        """Have it fork a process.
-
-        Args:
-            channel: The channel of the worker.
-            job: Its job.
-            label: What it is.
-
-        Raises:
-            ForkserverLostError: It says nothing, as one that has ended.
-            OSError: It cannot.
-        """
+        """Make it fork a process; `ForkserverLostError` means that it does not answer."""
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.callback(life.close)
@@ -168,7 +144,7 @@ class Forkserver:
                 with self._lock:
                     socket.send_fds(self._control, [text], [their_life.fileno(), channel, job, their_output])
             except OSError as error:
-                # The last number is that of a socket which another one has closed that has seen the end.
+                # EBADF: another thread saw the end first, and closed the socket.
                 if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                     raise
                 raise ForkserverLostError("the forkserver of hosts has ended") from None
@@ -208,7 +184,7 @@ class Forkserver:
                 self._watch(process, messages)
         except Exception as error:
             if self._has_begun.is_set():
-                # It ends with its forks, as one that is killed, and whoever needs one starts another.
+                # It ends with its forks, as if it was killed, and the next user starts another one.
                 call_safely(logger.exception, "The forkserver of the hosts of Python models cannot be looked after")
                 if self._process is not None:
                     self._process.kill()
@@ -237,7 +213,7 @@ class _Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        # Its number may be that of another process, once it was waited for.
+        # After it was waited for, another process may have its process id.
         self._lock = threading.Lock()
         self._was_waited_for = False
 
@@ -258,12 +234,7 @@ def _open_messages() -> IO[bytes]:
 
 
 class ForkedProcess:
-    """A process that a forkserver has forked. Used as a `subprocess.Popen` is.
-
-    Args:
-        life: Where its forkserver tells of it.
-        stdout: What it writes.
-    """
+    """A process that a forkserver has forked, used like a `subprocess.Popen`."""
 
     def __init__(self, life: socket.socket, stdout: IO[bytes]) -> None:
         close_in_child(life)
@@ -273,11 +244,9 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def begin(self) -> None:
-        """Wait until there is a process.
+        """Wait until the process exists.
 
-        Raises:
-            ForkserverLostError: There is none, and no forkserver either that could say why.
-            OSError: There is none.
+        `ForkserverLostError` means that no forkserver is left that could say why not.
         """
         self._life.settimeout(_FORK_TIMEOUT_S)
         try:
@@ -308,7 +277,7 @@ class ForkedProcess:
                 kind, number = self._receive()
             except TimeoutError:
                 kind, number = 0, 0
-            # Without a forkserver, there is nobody to tell it; what ends with that does so by this signal.
+            # Without a forkserver nobody reports the end; the processes that end with it end by SIGKILL.
             self.returncode = number if kind == Reply.ENDED else -signal.SIGKILL
             self._life.close()
         return self.returncode

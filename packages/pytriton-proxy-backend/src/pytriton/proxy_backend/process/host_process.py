@@ -10,14 +10,16 @@ from .child import Launch, StartProcess, start_process
 from .messages import PythonModelJob, PythonModelServing
 from .worker_process import RestartLimits, WorkerProcess
 
-# As Triton's Python backend: some load models for minutes, and a request that ends a process says nothing about others.
+# As in Triton's Python backend: some models load for minutes, and a request that crashes a process says nothing about
+# others.
 _LIMITS = RestartLimits(max_crashes=None, start_timeout_s=math.inf)
 
 
 class HostProcess(WorkerProcess):
-    """Serves one instance of a Python model, started again as any worker process is, and never given up.
+    """Serves one instance of a Python model.
 
-    A job that completes a configuration first has the first process wait for `serve` then; later ones serve at once.
+    Its process is started again like a worker's, and never given up. If the job completes a configuration, the first
+    process then waits for `serve`; later ones serve at once.
     """
 
     _KIND = "host"
@@ -31,33 +33,18 @@ class HostProcess(WorkerProcess):
         launch: Launch | None = None,
         start: StartProcess = start_process,
     ) -> None:
-        """Prepare a host; nothing happens before `start`.
-
-        Args:
-            job: What it is to do.
-            number: Which of the model's hosts it is, from 0 on; for errors and for the log.
-            launch: How its process is started.
-            start: Starts it.
-        """
+        """Prepare a host; nothing happens before `start`."""
         super().__init__(job, job.model_name, number, launch=launch, limits=_LIMITS)
         self._start_process = start
         self._python_job = job
         self._configured: dict[str, Any] | None = None
 
     def wait_configured(self, timeout_s: float) -> bool:
-        """Wait until the configuration is complete; return whether it is.
-
-        Raises:
-            AttachError: The process has failed; `load_error` says how.
-        """
+        """Wait until the configuration is complete; return whether it is."""
         return self._wait(lambda: self._configured is not None, timeout_s)
 
     def wait_serving(self, timeout_s: float) -> bool:
-        """Wait until `initialize` has returned and the host is attached; return whether it is.
-
-        Raises:
-            AttachError: The process has failed; `load_error` says how.
-        """
+        """Wait until `initialize` has returned and the host is attached; return whether it is."""
         return self._wait(lambda: self._attached, timeout_s)
 
     @property

@@ -25,7 +25,7 @@ WORKER_LOGGER = "pytriton.worker."
 """What the names of the loggers of worker processes begin with; `<model>.<number>` follows."""
 
 _RATE = 1000
-# What may come at once, as while a model is loaded, in seconds of the rate.
+# The burst that is allowed, such as while a model is loaded, in seconds of the rate.
 _BURST_S = 10.0
 _SAY_AGAIN_S = 1.0
 
@@ -34,11 +34,7 @@ _formatter = logging.Formatter(TEXT_FORMAT)
 
 
 class Allowance:
-    """How much of what somebody else writes is taken: so much a second, and more at once for a while.
-
-    Args:
-        rate: How many pieces a second; 0 for all of them.
-    """
+    """Limits what is taken from another process: `rate` pieces a second (0 is no limit), and more for a short time."""
 
     def __init__(self, rate: int = _RATE) -> None:
         self.rate = rate
@@ -72,13 +68,9 @@ class Allowance:
 
 
 class ProcessLog:
-    """Takes the lines that a process writes, as text and nothing else, and the records that it sends, as records.
+    """Logs the lines that a process writes as text, and the records that it sends as records.
 
-    A process that has more to say than the rate allows has the rest left out, and how much it was is said; not of the
-    access log, which has a record for each request.
-
-    Args:
-        output: The logger of the process.
+    What exceeds the rate is dropped and counted, except the access log, which has a record for each request.
     """
 
     def __init__(self, output: logging.Logger) -> None:
@@ -101,11 +93,7 @@ class ProcessLog:
             _hand_on(self._output, record)
 
     def take_record(self, fields: Mapping[str, Any]) -> None:
-        """Log a record that the process has sent.
-
-        Raises:
-            ProtocolError: It is none.
-        """
+        """Log a record that the process has sent."""
         record = record_of(fields)
         vars(record).update({name: value for name, value in self._mark.items() if not hasattr(record, name)})
         self._allowance.left_out += int(fields.get("lost") or 0)
@@ -129,10 +117,7 @@ class ProcessLog:
 
 
 def _hand_on(target: logging.Logger, record: logging.LogRecord) -> None:
-    """Have a logger handle a record.
-
-    A filter or handler of the program that fails shall not end the process whose words it was given.
-    """
+    """Let a logger handle a record; a failing filter or handler must not end the process that logged it."""
     if target.isEnabledFor(record.levelno):
         call_safely(target.handle, record)
 

@@ -75,11 +75,7 @@ class WorkerJob:
 
     @classmethod
     def from_text(cls, text: str) -> WorkerJob:
-        """Read a job.
-
-        Raises:
-            ProtocolError: It is of another format.
-        """
+        """Read a job."""
         fields = json.loads(text)
         found = fields.pop("format", None)
         if found != FORMAT:
@@ -140,11 +136,7 @@ class PythonModelJob:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> PythonModelJob:
-        """Read what is behind `python_model` in a job.
-
-        Raises:
-            ProtocolError: It is no such job.
-        """
+        """Read what is behind `python_model` in a job."""
         try:
             serve = fields.get("serve")
             return cls(**{**fields, "serve": None if serve is None else PythonModelServing(**serve)})
@@ -168,11 +160,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Take the next piece and give the messages that are complete with it.
-
-        Raises:
-            ProtocolError: It is no line of JSON with a kind, or one without an end.
-        """
+        """Take the next piece and give the messages that are complete with it."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ProtocolError(f"a message of more than {MAX_LINE_BYTES} bytes came")
@@ -189,15 +177,7 @@ class LineReader:
 
 
 def find_not_json(value: object, where: str) -> str | None:
-    """Look for what JSON cannot carry as it is.
-
-    Args:
-        value: Any value.
-        where: What to call it.
-
-    Returns:
-        Where it is and what is there; `None` where all of it is JSON. Tuples count as lists.
-    """
+    """Look for what JSON cannot carry as it is."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return None
     if type(value) is float:

@@ -20,17 +20,17 @@ from .messages import MAX_LINE_BYTES
 __all__ = ["GATHERED", "Family", "GatheredMetrics", "MetricsReport", "Sample", "family_of"]
 
 _INTERVAL_S = 1.0
-# The part of its time that a process spends on this at most: collectors may be the user's, and slow.
+# The largest part of its time that a process may spend here, because the user's collectors may be slow.
 _MOST_OF_TIME = 0.02
 _PART_BYTES = MAX_LINE_BYTES // 4
-# Registered by prometheus_client itself; of the parent they are on the page anyway.
+# prometheus_client registers these itself; the page already has those of the parent.
 _DEFAULTS = ("PROCESS_COLLECTOR", "PLATFORM_COLLECTOR", "GC_COLLECTOR")
 
 _NOTHING = "[]"
 
 logger = logging.getLogger(__name__)
 
-# The names of metrics of which it was told that processes differ in their types.
+# Metrics for which a warning was logged that their types differ between processes.
 _told_of: set[str] = set()
 
 Labels = tuple[tuple[str, str], ...]
@@ -76,11 +76,7 @@ class Send(Protocol):
 
 
 class MetricsReport:
-    """Tells the parent what the default registry of this process has, when that has changed.
-
-    Args:
-        send: Sends it.
-    """
+    """Sends the metrics of this process's default registry to the parent when they have changed."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -97,7 +93,7 @@ class MetricsReport:
         try:
             parts = list(_parts(_registered(client))) or [_NOTHING]
         except Exception as error:
-            # A collector is the user's, and so is what it raises: it may work again.
+            # A collector of the user's failed; it may work the next time.
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning("The metrics of this process cannot be had: %s: %s", type(error).__name__, error)
@@ -162,11 +158,7 @@ class ReceivedMetrics:
         self._families: list[Family] = []
 
     def take(self, message: Mapping[str, Any]) -> list[Family] | None:
-        """Take a message; return all metrics of the process where it is the last one that has some of them.
-
-        Raises:
-            ProtocolError: It is none.
-        """
+        """Take a message; return all metrics of the process if it is the last part."""
         try:
             if message["first"]:
                 self._families = []
@@ -233,14 +225,14 @@ class _Sum:
 
 
 def _is_summed(family: Family, sample: str) -> bool:
-    # A quantile of a summary has the name of the summary itself.
+    # A quantile of a summary has the name of the summary.
     return family.type in ("counter", "histogram") or (family.type == "summary" and sample != family.name)
 
 
 class GatheredMetrics:
-    """The metrics of all worker processes of this process, those that are gone included.
+    """The metrics of all worker processes, ended ones included.
 
-    What counts up is summed over all of them; all else is of one process, and gone with it.
+    Counters are summed; other metrics belong to one process, and end with it.
     """
 
     def __init__(self) -> None:
@@ -249,13 +241,7 @@ class GatheredMetrics:
         self._past = _Sum()
 
     def update(self, process: Hashable, labels: Mapping[str, str], families: list[Family]) -> None:
-        """Note what a process has now.
-
-        Args:
-            process: Which one.
-            labels: What is said of it by the metrics that are not summed.
-            families: All its metrics.
-        """
+        """Note what a process has now."""
         with self._lock:
             self._live[process] = tuple(labels.items()), families
 
@@ -266,11 +252,7 @@ class GatheredMetrics:
             self._past.add(families, None)
 
     def collect(self, own: Iterable[Family]) -> list[Family]:
-        """Return the metrics of all processes.
-
-        Args:
-            own: Those of this process, which have no further labels.
-        """
+        """Return the metrics of all processes."""
         total = _Sum()
         total.add(own, ())
         with self._lock:

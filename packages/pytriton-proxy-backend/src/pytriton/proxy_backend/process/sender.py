@@ -11,22 +11,18 @@ from .messages import encode_message
 
 __all__ = ["MessageSender"]
 
-# A parent reads at once; one that stands still may never do so.
+# A parent reads at once; a stopped one may never do so.
 _TIMEOUT_S = 30.0
 _PATIENCE_S = 5.0
-# Kinds that may be lost: others follow, or say as much.
+# These kinds may be lost, because later messages say the same or more.
 _MAY_BE_LOST = frozenset({"record", "metrics", "alive"})
 
 
 class MessageSender:
-    """Sends messages over a channel.
+    """Sends messages over a non-blocking channel.
 
-    A parent that stands still is waited for, though not by everything: a record of the log is left out then, and how
-    many were is said with the next one. A message that interrupts another one of its own thread, as that of a signal
-    handler or of an object that the collector finds, is sent after that.
-
-    Args:
-        channel: The channel, which does not block.
+    If the parent does not read, most messages wait, but log records are dropped, and the next one says how many. A
+    message that interrupts another one of its thread, such as one of a signal handler, is sent after it.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -35,7 +31,7 @@ class MessageSender:
         self._poller = select.poll()
         self._poller.register(channel, select.POLLOUT)
         self._lock = threading.RLock()
-        # All that follows is guarded by the lock.
+        # The lock guards all that follows.
         self._waiting: collections.deque[bytes] = collections.deque()
         self._rest = memoryview(b"")
         self._is_sending = False
@@ -43,11 +39,7 @@ class MessageSender:
         self._lost_records = 0
 
     def send(self, kind: str, **fields: object) -> bool:
-        """Send a message; return whether it is on its way, which one that may be lost need not be.
-
-        Raises:
-            OSError: Nobody is there.
-        """
+        """Send a message; return whether it was sent, since some kinds may be dropped."""
         with self._lock:
             may_be_lost = kind in _MAY_BE_LOST
             if may_be_lost and self._is_stuck and not self._flush(0.0):

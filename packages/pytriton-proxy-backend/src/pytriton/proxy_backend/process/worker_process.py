@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _FIRST_DELAY_S = 0.1
 _LAST_DELAY_S = 5.0
-# Between the time that a worker may take for what is in flight and SIGKILL.
+# Seconds between the limit for requests in flight and SIGKILL.
 _KILL_MARGIN_S = 0.5
-# What an interpreter may take to end after its worker has.
+# Seconds that an interpreter may take to end after its worker.
 _END_S = 5.0
 
 
@@ -76,17 +76,7 @@ class WorkerProcess:
         on_unrecoverable: Callable[[str], None] | None = None,
         on_given_up: Callable[[WorkerProcessError], None] | None = None,
     ) -> None:
-        """Prepare a worker; nothing happens before `start`.
-
-        Args:
-            job: What it is to do.
-            model_name: The model that it serves, for errors and for the log.
-            number: Which of the model's workers it is, from 0 on; likewise.
-            launch: How its process is started.
-            limits: When it is started again.
-            on_unrecoverable: Called with the text of the error after which the callable must not be called again.
-            on_given_up: Called when the worker is not started again, for whatever reason.
-        """
+        """Prepare a worker; nothing happens before `start`."""
         self._job = job
         self._model_name = model_name
         self._number = number
@@ -96,7 +86,7 @@ class WorkerProcess:
         self._on_given_up = on_given_up
         self._output_logger = logging.getLogger(f"{WORKER_LOGGER}{model_name}.{number}")
         self._thread: threading.Thread | None = None
-        # Guards all that follows, and tells of every change of it.
+        # Guards all that follows, and signals each change.
         self._changed = threading.Condition()
         self._child: ChildProcess | None = None
         self._ready = False
@@ -107,12 +97,12 @@ class WorkerProcess:
         self._stop_deadline: float | None = None
         self._in_flight_s = math.inf
         self._past: WorkerStatistics = Counters().snapshot()
-        # Only of the thread.
+        # Only the thread uses these.
         self._was_ready = False
         self._crashes: collections.deque[float] = collections.deque()
         self._ends = 0
         self._failure: dict[str, Any] | None = None
-        # Of the process that runs, or ran last.
+        # About the running process, or the last one.
         self._memory_kills = MemoryKills()
         self._heard = 0.0
         self._has_greeted = False
@@ -121,11 +111,7 @@ class WorkerProcess:
     # ---- as a Worker ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to start the process, in a thread that looks after it.
-
-        Raises:
-            RuntimeError: It was started before, or this is a module that a worker process is just importing.
-        """
+        """Begin to start the process, in a thread that looks after it."""
         if self._thread is not None:
             raise RuntimeError(f"{self._label} was started before")
         if is_loading():
@@ -140,39 +126,22 @@ class WorkerProcess:
         self._thread.start()
 
     def wait_warm(self, timeout_s: float) -> None:
-        """Wait until the factory has returned and the warm-up is over, in the present process or an earlier one.
-
-        Raises:
-            AttachError: It failed, with a `WorkerProcessError` as the cause, or is not over after `timeout_s` seconds.
-        """
+        """Wait until the factory has returned and the warm-up is over, in the present process or an earlier one."""
         if not self._wait(lambda: self._ready, timeout_s):
             raise AttachError(f"{self._label} was not ready after {timeout_s:g} s: its factory or its warm-up goes on")
 
     def wait_attached(self, timeout_s: float) -> None:
-        """Wait until the worker is attached.
-
-        Raises:
-            AttachError: It was given up, with a `WorkerProcessError` as the cause, or is not attached after
-                `timeout_s` seconds.
-        """
+        """Wait until the worker is attached."""
         if not self._wait(lambda: self._attached, timeout_s):
-            # Who waits for one worker after the other has waited longer than this time.
+            # A caller that waits for several workers in turn has already waited longer than this.
             waited_s = max(timeout_s, time.monotonic() - self._detached_since)
             raise AttachError(f"{self._label} was not attached after {waited_s:.3g} s to {self._job.endpoint}")
 
     def stop(self, timeout_s: float, *, in_flight_s: float = math.inf) -> bool:
-        """Detach: takes no more batches and finishes those in flight.
-
-        Args:
-            timeout_s: A process that has not ended by then is killed, with a warning.
-            in_flight_s: How much of that what is in flight may take, in seconds.
-
-        Returns:
-            Whether nothing of it is left, which does not depend on the callable.
-        """
+        """Detach: takes no more batches and finishes those in flight."""
         with self._changed:
             deadline = time.monotonic() + timeout_s
-            # A second call may only shorten it.
+            # A second call can only shorten the time.
             if self._stop_deadline is None or deadline < self._stop_deadline:
                 self._stop_deadline = deadline
             self._in_flight_s = min(in_flight_s, self._in_flight_s)
@@ -245,7 +214,7 @@ class WorkerProcess:
             try:
                 error = self._run_once()
             except Exception as failure:
-                # Not even that it ended could be said.
+                # Even reporting the end failed.
                 call_safely(logger.exception, "%s cannot be looked after", self._label)
                 error = self._after_failure(failure)
         with self._changed:
@@ -292,7 +261,7 @@ class WorkerProcess:
             if child is None and isinstance(error, OSError):
                 reason = f"cannot be started: {explain(error)}".rstrip(".")
             else:
-                # Its process is killed below: what nobody looks after must not stay, and another one takes its place.
+                # The process is killed below, because an unwatched one must not stay; another one replaces it.
                 reason = f"could not be looked after: {type(error).__name__}: {error}"
                 if not isinstance(error, ProtocolError):
                     logger.exception("%s could not be looked after: its process is killed", self._label)
@@ -337,7 +306,7 @@ class WorkerProcess:
         try:
             messages = child.poll(_POLL_S)
         except ProtocolError as error:
-            # Something else in that process writes to our socket, or it is of another version.
+            # Something else in that process wrote to our socket, or the process has another version.
             logger.error("%s sent what cannot be read: %s", self._label, error)
             child.kill()
             return []

@@ -28,12 +28,7 @@ class CallsProtocol(Generic[B]):
     """
 
     def __init__(self, hello: Hello, free: Callable[[B], object]) -> None:
-        """Begin a connection.
-
-        Args:
-            hello: What the worker says of itself.
-            free: Called with each block of a record that the proxy backend has no use for any more.
-        """
+        """Begin a connection."""
         self.state = State.GREETING
         self.welcome: Welcome
         self.segments = PeerSegments(0)
@@ -48,20 +43,7 @@ class CallsProtocol(Generic[B]):
         return self._hello.pack(MessageType.CALLER)
 
     def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> Header:
-        """Take a packet that lies at the begin of a buffer: check it, and note what it says.
-
-        Args:
-            packet: The buffer.
-            size: Bytes of the packet.
-            descriptors: How many came with it.
-
-        Returns:
-            Its header. The transport maps a SEGMENT, unmaps a SEGMENT_CLOSE, and passes RESPONSE, FAIL and RESULT on.
-
-        Raises:
-            ProtocolError: If the connection cannot go on.
-            AttachError: If the proxy backend refuses this worker, or takes no calls.
-        """
+        """Take a packet that lies at the begin of a buffer: check it, and note what it says."""
         header = read_header(packet, size)
         kind, flags, _, number, _, segment, _, offset, length = header
         if self.state is State.GREETING:
@@ -101,14 +83,7 @@ class CallsProtocol(Generic[B]):
         parent: tuple[int, int] = (0, 0),
         stream: bool = False,
     ) -> tuple[int, bytes]:
-        """Make a call, whose record of `length` bytes lies in a block, for which `next_number` was written into it.
-
-        Returns:
-            Its number, and the packet.
-
-        Raises:
-            ValueError: If the text is too long; nothing has changed then.
-        """
+        """Make a call, whose record of `length` bytes lies in a block, for which `next_number` was written into it."""
         place = (0, 0) if block is None else (block.segment, block.offset)
         packet = pack_call(
             self.next_number, operation, (*place, length), text=text, subject=subject, value=value, parent=parent,

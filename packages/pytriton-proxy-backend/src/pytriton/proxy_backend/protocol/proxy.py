@@ -15,7 +15,7 @@ from ..wire.messages import BATCH_DONE, FAIL, INPUT_RELEASED, RESPONSE, Buffer, 
 from ..wire.settings import ServingSettings
 from .segments import Block, PeerSegments, Place, State
 
-# A worker that takes several batches is let go if nothing came from it so long after one of them took too long.
+# A worker with several batches is dropped if it sends nothing for this long after one of them took too long.
 _SILENCE_S = 1.0
 
 
@@ -73,12 +73,7 @@ class ProxyProtocol(Generic[T]):
     """
 
     def __init__(self, settings: EndpointSettings, free: Callable[[Block], object]) -> None:
-        """Wait for a greeting.
-
-        Args:
-            settings: What the endpoint knows of its model.
-            free: Called with each block of a batch that the worker needs no more.
-        """
+        """Wait for a greeting."""
         self.state = State.GREETING
         self.hello: Hello
         self.segments = PeerSegments(settings.arena_budget_bytes)
@@ -95,11 +90,7 @@ class ProxyProtocol(Generic[T]):
     # ---- greeting ---------------------------------------------------------------------------------------------------
 
     def greet(self, packet: Buffer) -> bytes:
-        """Take a worker's HELLO.
-
-        Returns:
-            WELCOME; `state` is ATTACHED then. Otherwise REFUSE, and `state` is CLOSED.
-        """
+        """Take a worker's HELLO. Returns WELCOME, and `state` is ATTACHED; or REFUSE, and `state` is CLOSED."""
         settings = self._settings
         try:
             hello = self.hello = parse_hello(packet, decoupled=settings.decoupled)
@@ -137,19 +128,10 @@ class ProxyProtocol(Generic[T]):
     # ---- what comes -------------------------------------------------------------------------------------------------
 
     def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> tuple[Header, T | None]:
-        """Take a packet that lies at the begin of a buffer: check it, and note what it says.
+        """Take a packet: check it, note what it says, and return its header and the batch of a RESPONSE or FAIL.
 
-        Args:
-            packet: The buffer.
-            size: Bytes of the packet.
-            descriptors: How many came with it.
-
-        Returns:
-            Its header, and the batch that a RESPONSE or FAIL is about. When that was given to those who wait,
-            `answered` is to be called. The transport maps a SEGMENT and unmaps a SEGMENT_CLOSE.
-
-        Raises:
-            ProtocolError: If the connection cannot go on.
+        The caller then calls `answered`, and maps a SEGMENT or unmaps a SEGMENT_CLOSE. `ProtocolError` means that the
+        connection cannot go on.
         """
         header = messages.read_header(packet, size)
         kind, _, _, number, _, segment, _, offset, length = header
@@ -253,7 +235,7 @@ class ProxyProtocol(Generic[T]):
 
     def is_lost(self, now: float) -> bool:
         """Return whether a batch took too long, so that the connection is to end."""
-        # Whoever works on one batch at a time reads nothing before it is done: it attaches again when it is.
+        # A worker that handles one batch at a time reads nothing meanwhile; it attaches again afterwards.
         return self.silent_since is not None and (
             self.hello.max_in_flight == 1 or now - self.silent_since >= _SILENCE_S
         )

@@ -9,7 +9,7 @@ from typing import Protocol
 from ..wire.errors import ProtocolError
 from ..wire.layout import ALIGNMENT, align
 
-# More than this only a broken peer announces.
+# Only a broken peer announces more.
 MAX_SEGMENTS = 4096
 
 Place = tuple[int, int]
@@ -52,12 +52,7 @@ class PeerSegments:
         self.released: collections.deque[Place] = collections.deque()
 
     def announce(self, number: int, size: int, descriptors: int) -> None:
-        """Note a segment that came with so many descriptors.
-
-        Raises:
-            ProtocolError: If the number is taken, there are too many, the budget does not allow it, or there is not
-                one descriptor.
-        """
+        """Note a segment that came with so many descriptors."""
         if descriptors != 1:
             raise ProtocolError(
                 f"segment {number} was announced with {descriptors} descriptors, expected 1; where this process has "
@@ -77,11 +72,7 @@ class PeerSegments:
         self.sizes.pop(number, None)
 
     def check(self, segment: int, offset: int, length: int) -> None:
-        """Check a place.
-
-        Raises:
-            ProtocolError: If it does not lie inside a known segment, or is not aligned.
-        """
+        """Check a place."""
         size = self.sizes.get(segment)
         if size is None or offset % ALIGNMENT or offset + length > size:
             raise ProtocolError(

@@ -74,17 +74,13 @@ def _response_of(result: CallResult) -> InferenceResponse:
 
 
 def _begin(iterator: ResponseIterator, ask: Ask, decoupled: bool, on_first: Callable[[], object]) -> None:
-    """Begin a call; `on_first` is called when the first response is there.
-
-    Raises:
-        TritonModelException: The model is not executing.
-    """
+    """Begin a call; `on_first` is called when the first response is there."""
     if SERVER.phase is not Phase.SERVING:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
     try:
         iterator._call = ask(decoupled, _Responses(iterator, on_first))
     except Exception as error:
-        # What is wrong with a request is its response.
+        # An error of the request is its response.
         with iterator._changed:
             iterator._responses.append(InferenceResponse(error=TritonError(str(error))))
             iterator._is_complete = True
@@ -92,15 +88,7 @@ def _begin(iterator: ResponseIterator, ask: Ask, decoupled: bool, on_first: Call
 
 
 def execute(ask: Ask, decoupled: bool) -> Any:
-    """Make a call, and wait for its first response.
-
-    Args:
-        ask: Makes the call: whether any number of responses may come, and what is called with each.
-        decoupled: Whether any number of responses may come.
-
-    Returns:
-        The response, or the iterator of them.
-    """
+    """Make a call, and return its first response; if `decoupled`, return an iterator of all responses."""
     came = threading.Event()
     iterator = ResponseIterator()
     _begin(iterator, ask, decoupled, came.set)
@@ -121,7 +109,7 @@ def execute_async(ask: Ask, decoupled: bool) -> asyncio.Future[Any]:
             future.set_result(iterator if decoupled else iterator._responses[0])
 
     def on_first() -> None:
-        # Where the loop is closed nobody waits any more.
+        # If the loop is closed, nobody waits any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(give)
 

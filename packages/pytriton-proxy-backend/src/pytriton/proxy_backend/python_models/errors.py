@@ -24,7 +24,7 @@ __all__ = [
 
 _OURS = os.path.dirname(__file__) + os.sep
 _callers: set[CodeType] = set()
-# Py_TPFLAGS_HEAPTYPE: a class that is made by a `class` statement, in Python or by its C API.
+# Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement, or by the C API at run time.
 _HEAP_TYPE = 1 << 9
 
 
@@ -98,9 +98,9 @@ class TritonError:
 
 
 def told(error: BaseException) -> str:
-    """Return the text of an error that a model has raised: its type, its text, and the frames of the model.
+    """Return the text of an error of a model: type, text and the model's frames, the innermost first.
 
-    The innermost frame comes first. What is of this package is left out, as all of it is C++ in Triton's stub.
+    Frames of this package are left out, because in Triton's stub they would be C++.
     """
     kind = type(error)
     name = kind.__name__

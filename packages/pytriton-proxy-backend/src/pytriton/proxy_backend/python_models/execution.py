@@ -36,15 +36,7 @@ Execute = Callable[[list[InferenceRequest]], Any]
 
 
 class Outcome:
-    """What came of a call of `execute`, where it is not as plain as it mostly is.
-
-    Attributes:
-        batch: The batch.
-        requests: Its requests, as the model got them.
-        returned: What `execute` returned.
-        failure: The text of what it has done wrong.
-        kind: Of which kind that is, for the log.
-    """
+    """The result of a call of `execute` that the short way could not handle."""
 
     __slots__ = ("batch", "failure", "kind", "requests", "returned")
 
@@ -105,13 +97,13 @@ class CoroutineLoop:
         future.add_done_callback(partial(self._note_end, on_error))
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        # Not at the top: most models have no coroutines.
+        # Imported late, because most models have no coroutines.
         import asyncio
 
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.new_event_loop()
-            # As in Triton's stub: what asks for the loop in `execute` gets this one.
+            # As in Triton's stub, so that `execute` finds this loop.
             asyncio.set_event_loop(loop)
             self._thread = threading.Thread(
                 target=self._keep_running, args=(loop,), name="pytriton-coroutines", daemon=True
@@ -124,7 +116,8 @@ class CoroutineLoop:
             try:
                 loop.run_forever()
             except (KeyboardInterrupt, SystemExit):
-                # asyncio ends the loop for what a coroutine has raised; who waits for that gets it if the loop goes on.
+                # asyncio stops the loop if a task raises SystemExit or KeyboardInterrupt; whoever awaits the task gets
+                # it once the loop goes on.
                 continue
 
     def _note_end(self, on_error: Callable[[BaseException], object], future: Future[Any]) -> None:
@@ -166,7 +159,7 @@ class Bell:
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Take note."""
+        """Note that a batch has come."""
         os.eventfd_read(self._fd)
 
     def __del__(self) -> None:
@@ -193,16 +186,7 @@ class ModelService(Service):
         counters: Counters,
         outputs: Iterable[str],
     ) -> None:
-        """Begin.
-
-        Args:
-            execute: The method of the model; `None` where it has none.
-            file: The file of the model.
-            name: The name of its instance.
-            model: The model as its worker sees it.
-            counters: Where it is counted what happens.
-            outputs: The names of the outputs that the configuration has.
-        """
+        """Begin."""
         super().__init__(self._call_lane, model, (), counters)
         self.checker = OutputTaker()  # type: ignore[assignment]
         self.columns_func = self._call_lane
@@ -216,15 +200,9 @@ class ModelService(Service):
     def _call_lane(
         self, columns: dict[str, Array], rows: list[int], load: Callable[[], Batch]
     ) -> list[dict[str, Array]] | Outcome:
-        """Call `execute` for the accelerator.
+        """Call `execute` for the accelerator, with the inputs over the whole batch and the rows of each request.
 
-        Args:
-            columns: The inputs over the whole batch.
-            rows: The rows of each request.
-            load: Gives the batch.
-
-        Returns:
-            The outputs of each request, where they are all; else what Python has to see to.
+        `load` gives the batch. Returns the outputs of each request, or an `Outcome` if Python has to do the rest.
         """
         batch = OpenBatch(self.state, load)
         if len(rows) == 1:
@@ -262,7 +240,7 @@ class ModelService(Service):
                 else:
                     returned = self.loop.run(returned)
         except BaseException as error:
-            # Also what ends a program: in `execute` it ends a batch.
+            # SystemExit and KeyboardInterrupt in `execute` fail the batch; they do not end the host.
             return Outcome(batch, requests, None, told(error), kind_of(error))
         return Outcome(batch, requests, returned)
 
@@ -310,7 +288,7 @@ class Execution:
                 raise called.error
         service.counters.add_call(batch.metadata.size, batch.sent_ns, began_ns, monotonic_ns() - began_ns)
         try:
-            # What is called must have the only references to the inputs.
+            # The called code must hold the only references to the inputs.
             if result.__class__ is list:
                 opened, batch = OpenBatch(service.state, _giver(batch)), None
                 self._answer_plain(opened, result)
@@ -318,7 +296,7 @@ class Execution:
                 outcome, batch, result = result, None, None
                 self._answer(outcome)
         except TritonModelException as error:
-            # Whoever waited for it was told, or is gone.
+            # Its callers have their error, or are gone.
             logger.warning("model %s: %s", service.state.name, error)
 
     def _call(self, batch: Batch) -> Outcome:
@@ -379,7 +357,7 @@ class Execution:
             else:
                 batch.answer_all(responses)
                 for index in batch.open_requests:
-                    # As long as there is a sender, somebody may answer.
+                    # As long as a sender exists, somebody may answer.
                     left[index].get_response_sender()
                     service.has_late = True
         finally:
@@ -395,11 +373,7 @@ class Execution:
 
     @calls_model
     def _check(self, batch: OpenBatch, requests: list[InferenceRequest], returned: Any) -> list[ResponseData]:
-        """Return the responses that `execute` has returned.
-
-        Raises:
-            ModelFailure: It returned what it may not; nothing of it is sent.
-        """
+        """Return the responses that `execute` has returned."""
         state = self._service.state
         if returned is None:
             return []
@@ -419,7 +393,7 @@ class Execution:
             if response is None:
                 continue
             if is_to_be_rescheduled(request):
-                # The spelling is Triton's.
+                # Triton spells it like this.
                 raise ModelFailure(
                     "Expected a None object in the execute function return list for reschduled request, found type "
                     f"'{type(response)}'."

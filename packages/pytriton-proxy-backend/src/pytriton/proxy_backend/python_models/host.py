@@ -60,16 +60,7 @@ class Parent(Protocol):
 
 
 class PythonModel:
-    """A `model.py` and its `TritonPythonModel`.
-
-    Args:
-        file: The file.
-        version: The version of the model, which is the name of the package that the module is in.
-        folder: The folder of the model; the file may lie elsewhere, in that of a backend which is written in Python.
-
-    Raises:
-        PythonModelError: There is no such file, it does not import, or lacks the class.
-    """
+    """A `model.py` and its `TritonPythonModel`."""
 
     def __init__(self, file: str, version: int, folder: str) -> None:
         self.file = file
@@ -84,18 +75,7 @@ class PythonModel:
         return getattr(module, _CLASS)
 
     def complete(self, name: str, config_text: str) -> str | None:
-        """Let the model complete its configuration.
-
-        Args:
-            name: The model's name.
-            config_text: The configuration as a JSON text.
-
-        Returns:
-            The completed one; `None` where the model has no method for that.
-
-        Raises:
-            PythonModelError: It cannot.
-        """
+        """Let the model complete its configuration; return it, or `None` if the model has no method for that."""
         complete = getattr(self._class, "auto_complete_config", None)
         if complete is None:
             return None
@@ -107,11 +87,7 @@ class PythonModel:
         return json.dumps(config.as_dict())
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Make the model, and call its `initialize`.
-
-        Raises:
-            PythonModelError: It cannot.
-        """
+        """Make the model, and call its `initialize`."""
         self._model = _loading(self._class)
         if hasattr(self._model, "initialize"):
             _loading(self._model.initialize, dict(args))
@@ -129,20 +105,13 @@ class PythonModel:
 
     @calls_model
     def is_ready(self, loop: CoroutineLoop) -> tuple[bool, str]:
-        """Ask the model whether it is ready.
-
-        Args:
-            loop: Where a coroutine runs.
-
-        Returns:
-            Whether it is, and what went wrong, empty if nothing did.
-        """
+        """Ask the model whether it is ready; return the answer, and an error text, which is empty if nothing failed."""
         try:
             answer = self._model.is_ready()
             if isinstance(answer, Coroutine):
                 answer = loop.run(answer)
         except BaseException as error:
-            # What ends a program is no answer either.
+            # SystemExit and KeyboardInterrupt of the model count as "not ready"; they do not end the host.
             return False, told(error)
         return (answer, "") if isinstance(answer, bool) else (False, "is_ready() must return a boolean value")
 
@@ -154,17 +123,13 @@ class PythonModel:
         try:
             self._model.finalize()
         except BaseException as error:
-            # What ends a program changes nothing here: it ends now.
+            # SystemExit and KeyboardInterrupt make no difference, because the host ends now.
             logger.error("finalize failed: %s", escaped_lines(told(error)))
 
 
 @calls_model
 def _loading(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call what is the model's.
-
-    Raises:
-        PythonModelError: It raised something, `SystemExit` included.
-    """
+    """Run code of the model; anything that it raises, `SystemExit` included, becomes a PythonModelError."""
     try:
         return function(*arguments)
     except PythonModelError:
@@ -174,9 +139,9 @@ def _loading(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _import_model(file: Path, version: str) -> ModuleType:
-    """Import a model as a module of a package with the name of its version.
+    """Import a model as a module of a package named after its version.
 
-    So relative imports find what lies beside it, and others find that and what lies in the folder of the model.
+    Relative imports find the files beside it; absolute ones also find those in the model's folder.
     """
     folder = file.parent
     sys.path += [str(folder), str(folder.parent)]
@@ -188,10 +153,10 @@ def _import_model(file: Path, version: str) -> ModuleType:
         package = sys.modules[version] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
     else:
-        # Not left to the import system: another folder of this name may be on the path.
+        # The import system might find another folder of this name on the path.
         package = sys.modules[version] = ModuleType(version)
         package.__path__ = [str(folder)]
-    # By the function of the interpreter: that of importlib would be a place in the traceback of whatever goes wrong.
+    # The built-in function, because importlib would add a frame to every traceback.
     module: ModuleType = __import__(f"{version}.{file.stem}", fromlist=[file.stem])
     return module
 
@@ -230,27 +195,16 @@ def _log_ours(level: int, send: Callable[..., object]) -> None:
     ours.addHandler(RecordHandler(send))
     ours.setLevel(level)
     ours.propagate = False
-    # What a model logs that sets nothing up; it would go to standard error, from warnings on.
+    # Handles the log records of a model that configures no logging; Python would print warnings to standard error.
     last = logging.lastResort = RecordHandler(send)
     last.setLevel(max(level, logging.WARNING))
 
 
 def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
-    """Be the host of a model, in the main thread, to its end.
-
-    Args:
-        fields: The job, see `PythonModelJob`.
-        parent: Who has given it.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        PythonModelError: The model cannot be loaded.
-    """
+    """Be the host of a model until its end, in the main thread; return the exit code."""
     job = PythonModelJob.from_fields(fields)
     _log_ours(job.log_level, parent.send)
-    # As in Triton's stub: what a model makes of its command line shall not be what this process was told.
+    # As in Triton's stub: a model that reads the command line must not see this process's own.
     sys.argv = [""]
     carry_bf16_bits(job.model_file)
     model = PythonModel(job.model_file, job.model_version, job.model_dir)
@@ -282,7 +236,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         try:
             ended_well.append(parent.look_after(worker))
         except BaseException as error:
-            # Nobody would tell the worker when to stop: it ends, and the parent starts another one.
+            # Nobody could tell the worker to stop, so this process ends, and the parent starts another one.
             call_safely(
                 parent.send, "failed", stage="worker", error=type(error).__name__, text=error_text(error), traceback=""
             )

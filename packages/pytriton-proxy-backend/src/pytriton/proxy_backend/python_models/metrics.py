@@ -83,7 +83,7 @@ class MetricFamily:
         return made
 
     def __del__(self) -> None:
-        # One that could not be made has nothing to delete.
+        # If its constructor failed, there is nothing to delete.
         number = getattr(self, "_number", None)
         if number is None:
             return

@@ -24,13 +24,7 @@ class ModelWorker(Worker):
     """Serves a Python model, in the thread that calls `run`: that of `initialize` and `finalize`."""
 
     def __init__(self, service: ModelService, endpoint: str, name: str) -> None:
-        """Prepare a worker.
-
-        Args:
-            service: What its batches have in common.
-            endpoint: The socket of the model's instance.
-            name: What the worker calls itself.
-        """
+        """Prepare a worker."""
         super().__init__(service.infer_func, service.model, endpoint, counters=service.counters)
         self.name = name
         self._service = service
@@ -38,7 +32,7 @@ class ModelWorker(Worker):
     _capabilities = (
         CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED | Capability.CONTINUES | Capability.REFERENCES
     )
-    # What is not answered when `execute` has returned; it gets one batch at a time.
+    # It gets one batch at a time, and others may still be unanswered when `execute` has returned.
     _max_in_flight = STREAMS_MAX_IN_FLIGHT
 
     def _make_service(self) -> Service:
@@ -87,11 +81,7 @@ class _LaneSource(AcceleratedSource):
 class SharedSource:
     """A connection that one thread reads from, and any thread may send to.
 
-    Everything but waiting is done under the lock of the model's state.
-
-    Attributes:
-        can_reschedule: Whether a request may go back to Triton's scheduler.
-        can_continue: Whether more may come after an error.
+    Everything but waiting happens under the lock of the model's state.
     """
 
     def __init__(self, service: ModelService, connection: Connection) -> None:
@@ -113,7 +103,7 @@ class SharedSource:
         service.sink = self
 
     def _note_cancelled(self, _number: int, _request: int) -> None:
-        # The byte of the request says it, too.
+        # The byte in the request is set as well.
         self._counters.add_cancelled()
 
     def _note_unreadable(self) -> None:

@@ -79,10 +79,9 @@ def _no_model_dir() -> str:
 
 
 def install(model_dir: str | None = None) -> ModuleType:
-    """Make the modules for a model, in this process alone; those that it spawns find them on their path.
+    """Install the modules for a model in this process; processes that it spawns find them on their path.
 
-    Args:
-        model_dir: What `get_model_dir` returns; `None` where that is not known.
+    `model_dir` is what `get_model_dir` returns.
     """
     compiled = ModuleType("c_python_backend_utils", "What Triton's stub has compiled; here it is Python.")
     vars(compiled).update(
@@ -104,7 +103,7 @@ def install(model_dir: str | None = None) -> ModuleType:
     )
     for value in vars(compiled).values():
         if isinstance(value, type):
-            # As models see it in texts, and as pickle finds it.
+            # Texts of errors, and pickle, show this name.
             value.__module__ = compiled.__name__
     for module in (compiled, utils):
         file = os.path.join(_IMPORTABLE, f"{module.__name__}.py")

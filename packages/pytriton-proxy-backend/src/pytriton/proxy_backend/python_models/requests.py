@@ -130,7 +130,7 @@ class InferenceRequest:
             ("inputs", inputs, "Tensor"),
             ("requested_output_names", requested_output_names, "str"),
         ):
-            # A text would be taken for a list of its characters.
+            # A string would be read as a list of its characters.
             if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
                 raise TypeError(f"{name}: expected a list of {of}, got a {type(value).__name__}")
         for tensor in inputs:

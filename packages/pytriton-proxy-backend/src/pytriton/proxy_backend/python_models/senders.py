@@ -99,14 +99,10 @@ class ModelState:
 
 
 class OpenBatch:
-    """A batch that the model has got.
+    """A batch of the model.
 
-    While `execute` runs in the accelerator, the connection is the accelerator's, and what is sent waits; `take` sends
-    it. From then on everything goes at once. Around the answers that `execute` returns, `note_return` and
-    `note_executed` are called.
-
-    Attributes:
-        state: What it has in common with others.
+    While `execute` runs in the accelerator, which owns the connection, responses wait until `take`; afterwards they are
+    sent at once. `note_return` and `note_executed` surround the answers that `execute` returns.
     """
 
     __slots__ = (
@@ -126,12 +122,7 @@ class OpenBatch:
     )
 
     def __init__(self, state: ModelState, load: Callable[[], Batch]) -> None:
-        """Begin.
-
-        Args:
-            state: What it has in common with others.
-            load: Gives the batch.
-        """
+        """Begin."""
         self.state = state
         self._began_ns = monotonic_ns()
         self._firsts: FirstResponses | None = None
@@ -146,11 +137,11 @@ class OpenBatch:
     def batch(self) -> Batch:
         """The batch, as long as a request of it may be open."""
         batch = self._loaded()
-        assert batch is not None  # nobody asks when all is answered
+        assert batch is not None  # nobody asks once all is answered
         return batch
 
     def _loaded(self) -> Batch | None:
-        # In this order: another thread may be putting the one in the place of the other.
+        # In this order, because another thread may be replacing `_load` by `_batch`.
         load, batch = self._load, self._batch
         if batch is None and load is not None:
             batch = self._batch = load()
@@ -171,12 +162,7 @@ class OpenBatch:
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def take(self, sink: Sink, *, executing: bool) -> None:
-        """Send what waits, and everything from now on as it comes.
-
-        Args:
-            sink: Where it is sent.
-            executing: Whether `execute` is still to return.
-        """
+        """Send the responses that wait, and from now on each one at once."""
         batch = self.batch
         self._executing = executing
         self._is_at = True  # as the proxy backend sees it
@@ -220,7 +206,7 @@ class OpenBatch:
 
     def named_open(self) -> str:
         """Return the ids of the requests that are open, for a log."""
-        # Another thread may be answering the last of them.
+        # Another thread may be answering the last request.
         with self.state.lock:
             batch, left = self._loaded(), self.open_requests
             if batch is None or not left:
@@ -228,11 +214,7 @@ class OpenBatch:
             return named((batch.load_fields(index)[0] for index in left), len(left))
 
     def answer(self, index: int, response: InferenceResponse | None, *, final: bool) -> None:
-        """Send a response to a request.
-
-        Raises:
-            TritonModelException: It cannot be sent.
-        """
+        """Send a response to a request."""
         if response is not None:
             self.state.note_outputs(output_names(response))
         data = response_data(index, response, () if response is None else self.wanted(index), final=final)
@@ -244,7 +226,7 @@ class OpenBatch:
             elif self._open[index]:
                 self._send([data])
             else:
-                # An error was the last one, on a server where it has to be.
+                # An error ended the stream, on a server on which it has to.
                 logger.warning("model %s: a response after the last one of its request is dropped", self.state.name)
 
     def answer_all(self, responses: list[ResponseData]) -> None:
@@ -262,12 +244,7 @@ class OpenBatch:
             self._send([ResponseData(index, error=shortened(text), code=code) for index in left], kind)
 
     def _send(self, responses: list[ResponseData], kind: str = "returned") -> None:
-        """Send responses to open requests, and let go of them; the lock is held.
-
-        Args:
-            responses: The responses.
-            kind: As what those are counted that are errors.
-        """
+        """Send responses to open requests, and let go of them; the lock is held."""
         assert self._open is not None
         assert self._sink is not None
         if not responses:
@@ -285,7 +262,7 @@ class OpenBatch:
             counters.add_failed(kind, len(failed))
         if self._firsts is not None:
             self._firsts.note(responses, self._began_ns)
-        # Nothing here may refer to the inputs when they are sent for the last time.
+        # Nothing here may refer to the inputs when their last responses are sent.
         if done:
             self.close()
             self._is_at = self._executing
@@ -297,7 +274,7 @@ class OpenBatch:
         except ConnectionLostError as error:
             raise TritonModelException(f"the response cannot be sent: {error}") from error
         except (ArenaFullError, ProtocolError, TypeError, ValueError) as error:
-            # Whoever waits for it is told, and so is whoever sent it.
+            # The caller gets the error, and so does the code that sent it.
             counters.add_failed("memory" if isinstance(error, ArenaFullError) else "output", len(ended) or 1)
             if done:
                 self._is_at = False
@@ -346,16 +323,7 @@ class InferenceResponseSender:
         self._sent = 0
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response.
-
-        Args:
-            response: The response; may be `None` where the flag says that it was the last.
-            flags: `TRITONSERVER_RESPONSE_COMPLETE_FINAL` with or after the last response, else 0.
-
-        Raises:
-            TritonModelException: The flags are others, there is no response with flags of 0, the last one was sent
-                before, the model is not decoupled and has sent one, or the server is gone.
-        """
+        """Send a response."""
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send(response): expected an InferenceResponse, got a {type(response).__name__}")
         if flags not in (0, COMPLETE_FINAL):
@@ -374,16 +342,12 @@ class InferenceResponseSender:
         except ModelFailure as failure:
             raise TritonModelException(str(failure)) from None
         if response is not None or batch.state.decoupled:
-            # A model that is not decoupled has one response, which is the last whatever its flag says.
+            # A model that is not decoupled has one response, which is the last one whatever its flag says.
             final = flags == COMPLETE_FINAL or not batch.state.decoupled
             batch.answer(self._index, response, final=final)
 
     def note_returned(self) -> None:
-        """Take note of a response that `execute` returns for the request.
-
-        Raises:
-            ModelFailure: There was one before.
-        """
+        """Note a response that `execute` returns for the request; a second one is an error."""
         if self._batch is not None:
             self._note(self._batch.state, True, COMPLETE_FINAL)
 
@@ -413,7 +377,7 @@ class InferenceResponseSender:
         return self._batch is not None and self._batch.is_cancelled(self._index)
 
     def __del__(self) -> None:
-        # In any thread, wherever that is just now.
+        # This may run in any thread, at any time.
         batch: Any = getattr(self, "_batch", None)
         if batch is not None and not self._closed:
             batch.drop(self._index)

@@ -44,30 +44,20 @@ class Server:
         self._lock = threading.Lock()
 
     def set_endpoint(self, endpoint: Path, name: str, label: str) -> None:
-        """Say where the server is.
-
-        Args:
-            endpoint: The socket of the model's instance.
-            name: The name of the instance.
-            label: What the worker calls itself.
-        """
+        """Say where the server is."""
         self._endpoint = endpoint
         self.name = name
         self._label = label
 
     def calls(self) -> Calls:
-        """Return what calls the server, connected when it is first asked for.
-
-        Raises:
-            TritonModelException: There is no server, or it cannot be called.
-        """
+        """Return what calls the server, connected when it is first asked for."""
         with self._lock:
             if self._calls is None:
                 if self._endpoint is None:
                     raise TritonModelException(
                         "the server can be called from `initialize` on, not while the configuration is completed"
                     )
-                # Not at the top: most models do without.
+                # Imported late, because most models do not need it.
                 from ..transport.calls import Calls
 
                 try:
@@ -83,13 +73,7 @@ class Server:
 
     @contextlib.contextmanager
     def replaced(self, calls: Any, name: str, phase: Phase) -> Iterator[None]:
-        """Put something else in the place of the server for a block, as tests of models do.
-
-        Args:
-            calls: Answers what is asked of the server, as `transport.calls.Calls`.
-            name: What errors call the model.
-            phase: How far the model is.
-        """
+        """Replace the server for a block, as tests of models do."""
         with self._lock:
             before = self._calls, self.name, self.phase
             self._calls, self.name, self.phase = calls, name, phase

@@ -125,7 +125,7 @@ def _checked(name: str, array: Array) -> tuple[str, Array, Array]:
         raise TritonModelException("NumPy dtype is not supported.")
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    # Here, where the model can answer the one request whose text it is.
+    # Encoded here, where the model can answer the single request whose text is wrong.
     return name, array, wire_array(array)
 
 
@@ -144,14 +144,14 @@ _new_tensor = Tensor.__new__
 def sent_array(tensor: Tensor) -> Array:
     """Return the data of a tensor as they are sent."""
     sent: Array | None = tensor._sent
-    # Of an input, in which the model may have changed elements.
+    # The model may have changed elements of an input.
     return wire_array(tensor._array) if sent is None else sent
 
 
 def sent_arrays(tensors: Iterable[Tensor]) -> dict[str, Array]:
     """Return the data of tensors as they are sent, by name."""
     arrays: dict[str, Array] = {}
-    # No call for each tensor: every response passes here.
+    # In one loop, because every response passes here.
     for tensor in tensors:
         sent = tensor._sent
         arrays[tensor._name] = wire_array(tensor._array) if sent is None else sent

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BUNDLE_NAME = "pytriton_python_proxy.zip"
-# The modules have a name of their own: another version of this distribution may be installed in the server's Python.
+# The modules have their own name, because another version of this distribution may be installed in the server's Python.
 PACKAGE = "pytriton_python_proxy"
 
 _ENTRY = Path("python_proxy", "model.py")
-# The earliest that a zip can say. The file is the same wherever and whenever it is made, so nothing is compressed: what
-# zlib makes differs from version to version.
+# The earliest time of a zip file. The file must be the same whenever it is made, so it is not compressed: zlib's output
+# differs between versions.
 _TIME = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
 
@@ -34,7 +34,7 @@ def make_bundle(sources: Path) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         for path in needed_modules(sources):
-            # That of the whole imports what the proxy has no use for.
+            # The package's own __init__.py imports modules that the proxy does not need.
             content = b"" if path == Path("__init__.py") else (sources / path).read_bytes()
             entry = zipfile.ZipInfo(f"{PACKAGE}/{path.as_posix()}", _TIME)
             entry.external_attr = _MODE

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytriton.proxy.outputs import Forms
 
 _ROOM_POLL_S = 0.1
-# How much later than its time limit a batch that is still being worked on means that the worker was let go.
+# If a batch takes this much longer than its limit, the proxy has dropped the worker.
 _GRACE_S = 1.0
 _ALIGNMENT = 16
 
@@ -52,22 +52,8 @@ class ZmqConnection(Link):
         model: ModelSpec | None = None,
         keys: CurveKeys | None = None,
     ) -> None:
-        """Connect and greet.
-
-        Args:
-            address: Where the Python proxy listens, `tcp://host:port` or `ipc:///path`.
-            name: What the worker calls itself.
-            max_in_flight: Batches that it takes at once.
-            model: What it serves: a proxy of another model, or of other tensors, refuses it.
-            keys: The keys of the worker, `None`: no encryption.
-
-        Raises:
-            ConnectionRefusedError: If nobody listens there yet, or the proxy goes away before it has answered.
-            KeyFileError: If a key cannot be read.
-            VersionMismatchError: If the proxy speaks another major version.
-            AttachError: If it refuses for another reason.
-        """
-        # Of each batch whose record came as a part of its message: the record, where its requests can be cancelled.
+        """Connect and greet."""
+        # The records that came inside messages, by batch, where requests can be cancelled.
         self._parts: dict[int, tuple[ViewedBlock, BatchMetadata]] = {}
         self._active_at: dict[int, float] = {}  # when each batch came, or was last answered
         self._address = address
@@ -171,7 +157,7 @@ class ZmqConnection(Link):
     def _take_part(self, number: int, part: memoryview) -> None:
         memory: Any = (ctypes.c_char * len(part)).from_buffer(part)
         if ctypes.addressof(memory) % _ALIGNMENT:
-            # Small parts lie anywhere in what came; large ones have memory of their own, which is aligned.
+            # Small parts may lie at any address; large ones have memory of their own, which is aligned.
             memory = (ctypes.c_char * len(part)).from_buffer(bytearray(part))
         block = ViewedBlock.__new__(ViewedBlock, (len(part),), np.uint8, memory, 0)
         block.released = _NOBODY
@@ -182,7 +168,7 @@ class ZmqConnection(Link):
 
     def _cancel(self, number: int, index: int) -> None:
         part = self._parts.get(number)
-        if part is not None:  # in shared memory, the proxy has done it
+        if part is not None:  # for shared memory, the proxy has done it
             block, metadata = part
             at = metadata.cancelled_offset(index)
             if at < len(block):
@@ -228,10 +214,10 @@ class ZmqConnection(Link):
         if self._memory is not None:
             if (block := self._memory.allocate(length, grow=False)) is not None:
                 return block
-            # What is free again meanwhile may be enough.
+            # The memory that came back meanwhile may be enough.
             if not self._read_all():
                 raise ConnectionLostError(f"the proxy at {self._address} ended the connection")
-            # A stream that is faster than its reader fills no more memory: its messages wait for each other.
+            # A stream that is faster than its reader does not fill memory: its messages wait for each other.
             window = STREAM_WINDOW if self.welcome.decoupled else None
             block = self._memory.allocate(length, at_most=window)
             if block is not None:
@@ -282,11 +268,11 @@ class ZmqConnection(Link):
         self._link.wake()
 
     def hangup_waiter(self) -> Callable[[], None]:
-        """Return a function that returns when a batch has taken so long that the proxy has let this worker go.
+        """Return a function that waits until the connection is shut down.
 
-        It returns as well when the connection is shut down.
+        It also returns when a batch took so long that the proxy has dropped this worker.
         """
-        # One that takes several batches gets a moment more.
+        # A worker with several batches gets a moment more.
         limit_s = (self.welcome.execution_timeout_s or 0.0) + _GRACE_S * (1 if self._max_in_flight == 1 else 2)
 
         def wait() -> None:

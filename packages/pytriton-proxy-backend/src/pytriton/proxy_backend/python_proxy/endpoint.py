@@ -34,13 +34,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class ProxyEndpoint:
-    """Listens for workers and hands batches to them.
-
-    Args:
-        settings: What it must know of its model.
-        make_sockets: Makes the socket, and where workers of this machine come to share memory, if they may, in the
-            thread that is to own them.
-    """
+    """Listens for workers and hands batches to them."""
 
     def __init__(
         self, settings: EndpointSettings, make_sockets: Callable[[], tuple[ZmqSocket, MemoryListener | None]]
@@ -49,7 +43,7 @@ class ProxyEndpoint:
         self._make_sockets = make_sockets
         self._where = f"model '{settings.model_name}' version {settings.model_version}"
         self._pool = WorkerPool(settings, lambda: self._socket.wake())
-        self._dismissed: dict[bytes, int] = {}  # the connections of workers that were let go, as long as they last
+        self._dismissed: dict[bytes, int] = {}  # connections of dropped workers that are still open
         self._last_loss = ""
         self._end_reason = "the model is unloaded"
         self._next_poll = 0.0
@@ -64,12 +58,7 @@ class ProxyEndpoint:
     # ---- for the thread of Triton ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to listen.
-
-        Raises:
-            BindError: If nobody can listen at the address.
-            KeyFileError: If a key cannot be read.
-        """
+        """Begin to listen."""
         self._thread.start()
         self._started.wait()
         if self._error is not None:
@@ -81,9 +70,9 @@ class ProxyEndpoint:
         return self._pool.is_ready()
 
     def execute(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
-        """Hand a batch to a worker; returns as soon as another one is idle, or none has anything to do.
+        """Give a batch to a worker; return as soon as another one is idle, or none has anything to do.
 
-        Every caller is answered, now or later, from this thread or another one.
+        Every caller is answered, now or later, in this thread or another one.
         """
         batch = BatchInFlight(requests, callers)
         try:
@@ -94,9 +83,9 @@ class ProxyEndpoint:
             batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
 
     def _write(self, worker: AttachedWorker, batch: BatchInFlight) -> bool:
-        """Write a batch for a worker; where that cannot be, the worker is free again.
+        """Write a batch for a worker; if that fails, the worker is free again.
 
-        Its halves may fit then: so one request that cannot be written fails without the others.
+        The batch is then tried in halves, so that only a request that cannot be written fails.
         """
         number = self._pool.next_number()
         code = ErrorCode.INVALID_ARG
@@ -105,7 +94,7 @@ class ProxyEndpoint:
             return True
         except (ProtocolError, TypeError, ValueError) as error:
             text = str(error)
-        except Exception as error:  # of what Triton gives, or the system does not
+        except Exception as error:  # Triton's data, or the system, may cause any error
             code, text = ErrorCode.INTERNAL, f"the batch cannot be written: {type(error).__name__}: {error}"
         halves = batch.halves() if code is ErrorCode.INVALID_ARG else []
         if not self._pool.free(worker, halves) and halves:
@@ -153,7 +142,7 @@ class ProxyEndpoint:
 
     def _turn(self) -> None:
         while True:
-            # Before each message: a number may be that of an earlier connection, whose end was told before.
+            # Events come before messages, because a number may belong to an earlier connection, whose end comes first.
             for event in self._socket.events():
                 if event.kind == "refused":
                     logger.error("%s: a worker was refused: its keys are not known here", self._where)
@@ -174,7 +163,7 @@ class ProxyEndpoint:
             for worker in self._pool.workers:
                 self._give_back(worker)
                 self._trim(worker)
-        # Asking is a round trip to the server for each request.
+        # Each question is a round trip to the server.
         if now >= self._next_poll:
             self._next_poll = now + _CANCEL_TICK_S
             self._poll_cancelled()
@@ -184,9 +173,9 @@ class ProxyEndpoint:
     def _handle(self, message: Message) -> None:
         worker = self._pool.get(message.peer)
         if worker is None:
-            # What a worker says that was let go is too late.
+            # Messages of a dropped worker are ignored.
             if self._dismissed.get(message.peer) != message.link:
-                # It asks again where it gets no answer.
+                # If the worker gets no answer, it greets again.
                 keep_on(lambda: self._greet(message), f"{self._where}: a worker cannot be greeted")
             return
         try:
@@ -196,7 +185,7 @@ class ProxyEndpoint:
             self._drop(worker, str(error))
             self._dismissed[worker.peer] = worker.link
         except Exception as error:
-            # The system may have no memory or descriptors left. Whatever it is, the other workers go on.
+            # The system may be out of memory or descriptors. In any case the other workers go on.
             call_safely(logger.exception, "%s: what %s has sent cannot be taken", self._where, worker.label)
             self._dismiss(worker, f"what it has sent cannot be taken: {type(error).__name__}: {error}")
         else:
@@ -238,7 +227,7 @@ class ProxyEndpoint:
             batch.fail(code, messages.read_reason(packet))
         else:
             if worker.memory is not None and segment:
-                # Its memory goes back to the worker when the last array on it is gone.
+                # The worker gets its memory back when the last array over it is deleted.
                 record = worker.memory.view(segment, offset, length)[0].data
             else:
                 record = message.parts[0]
@@ -268,11 +257,11 @@ class ProxyEndpoint:
                 self._drop(worker, "its connection ended")
             else:
                 if not block.segment:
-                    batch.block = None  # the socket's now
+                    batch.block = None  # the socket owns it now
                 if not self._settings.repeatable:
                     batch.requests = ()
                 return
-        # Nobody has had it, so it may go to anybody.
+        # No worker had it, so any worker may get it.
         self._pool.wait_for_another(batch)
         self._pool.free(worker)
 

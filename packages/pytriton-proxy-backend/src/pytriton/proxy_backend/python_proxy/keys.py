@@ -50,11 +50,7 @@ class CurveKeys:
 
 
 def check_secret_file(path: Path) -> None:
-    """Check that a file with a secret key is there and is for its owner alone.
-
-    Raises:
-        KeyFileError: If not.
-    """
+    """Check that a file with a secret key is there and is for its owner alone."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -68,22 +64,12 @@ def check_secret_file(path: Path) -> None:
 
 
 def check_keys_given(address: str, *, has_keys: bool, insecure: bool, remedy: str) -> None:
-    """Check that both ends of a link prove who they are, unless its address itself keeps others out.
+    """Check that both ends of a link prove who they are, unless the address itself keeps others out.
 
-    The socket of an `ipc://` address is for the user of the server alone. A port is for everybody, on the loopback
-    interface for every user of the machine: whoever attaches there gets the requests, and whoever takes the port before
-    the server does gets the workers.
-
-    Args:
-        address: Where the Python proxy listens.
-        has_keys: Whether there are keys.
-        insecure: Whether somebody has said that only the right ones reach the address.
-        remedy: How to give keys, or to say so, where this was called from.
-
-    Raises:
-        KeysMissingError: If there are no keys and nobody has said so.
+    Only the server's user can reach an `ipc://` socket. Anybody can reach a port, on loopback every user of the
+    machine: whoever attaches there gets requests, and whoever takes the port first gets workers.
     """
-    # A path of the file system, with "://" in front of it or not, has an owner.
+    # A path in the file system, with or without "://", has an owner.
     if has_keys or insecure or "://" not in address or address.startswith("ipc:///"):
         return
     raise KeysMissingError(

@@ -33,7 +33,7 @@ _SCHEME = "ipc://"
 _SUFFIX = ".mem"
 TOKEN_BYTES = 16
 _BACKLOG = 128
-# How long a worker may take from its connection here to its greeting.
+# A worker has this much time between its connection here and its greeting.
 _WAITING_S = 30.0
 _MAX_WAITING = 256
 
@@ -43,7 +43,7 @@ def memory_path(address: str) -> Path | None:
     if not address.startswith(_SCHEME):
         return None
     path = Path(address.removeprefix(_SCHEME) + _SUFFIX)
-    # The link itself still fits: its tensors then travel in its messages.
+    # If the path is too long, tensors travel in the messages of the link.
     return path if path.is_absolute() and len(os.fsencode(path)) <= MAX_ENDPOINT_BYTES else None
 
 
@@ -57,9 +57,9 @@ def _check_free(path: Path) -> None:
         try:
             probe.connect(os.fspath(path))
         except OSError:
-            return  # nobody is there, or was killed
+            return  # nobody listens there, or the process was killed
         pid = peer_credentials(probe).pid
-    # The process of the same server that this one is about to replace, or one whose server is gone, makes way.
+    # A process of the same server that this one replaces, or one whose server is gone, is no obstacle.
     if pid != os.getpid() and _parent_of(pid) not in (os.getppid(), 1):
         raise AddressTakenError(
             f"another server (process {pid}) already listens at {path}; give each server a folder of its own"
@@ -71,7 +71,7 @@ def _parent_of(pid: int) -> int | None:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # Behind the name, which may have blanks and brackets: state, parent.
+    # State and parent follow the name, which may contain blanks and brackets.
     return int(status.rpartition(")")[2].split()[1])
 
 
@@ -83,12 +83,7 @@ class MemoryListener:
     """Where workers of this machine come to share memory. Not thread-safe; nothing of it ever waits."""
 
     def __init__(self, path: Path) -> None:
-        """Listen.
-
-        Raises:
-            AddressTakenError: If another server's model listens there.
-            OSError: If nobody can listen there.
-        """
+        """Listen."""
         _check_free(path)
         self._path = path
         self._waiting: dict[bytes, tuple[socket.socket, float]] = {}
@@ -97,7 +92,7 @@ class MemoryListener:
         self._inode = 0
         try:
             with contextlib.suppress(FileNotFoundError):
-                # As ZeroMQ does with the socket of the link: whoever loads a model takes its place.
+                # Like ZeroMQ with the socket of the link: the process that loads a model replaces the socket.
                 if stat.S_ISSOCK(path.lstat().st_mode):
                     path.unlink()
             before = os.umask(0o177)
@@ -112,14 +107,7 @@ class MemoryListener:
             raise
 
     def accept(self, token: bytes, segments: PeerSegments) -> SharedMemory | None:
-        """Return the memory of the worker that greets with a token.
-
-        It is told so by a first segment; `None` if it shares none.
-
-        Args:
-            token: What it greets with.
-            segments: What it announces.
-        """
+        """Return the memory of the worker that greets with a token; `None` if it shares none."""
         self._collect()
         channel, _ = self._waiting.pop(token, (None, 0.0))
         if channel is None:
@@ -137,7 +125,7 @@ class MemoryListener:
         while len(self._waiting) < _MAX_WAITING:
             try:
                 channel, _ = self._socket.accept()
-            except OSError:  # nobody is there, or there are no descriptors
+            except OSError:  # nobody is there, or no descriptor is left
                 return
             close_in_child(channel)
             channel.setblocking(False)
@@ -156,7 +144,7 @@ class MemoryListener:
         for channel, _ in self._waiting.values():
             channel.close()
         self._waiting.clear()
-        # The model that follows under this name may listen in its place already.
+        # The next model of this name may already listen at its place.
         with contextlib.suppress(OSError):
             if self._inode and self._path.lstat().st_ino == self._inode:
                 self._path.unlink()
@@ -229,13 +217,7 @@ class SharedMemory:
             return self._grow(1)
 
     def allocate(self, length: int, *, at_most: int | None = None, grow: bool = True) -> OwnedBlock | None:
-        """Take a block; `None` where there is no room.
-
-        Args:
-            length: Bytes.
-            at_most: Bytes that may be in use with it; the budget by default.
-            grow: Whether a segment may be added for it.
-        """
+        """Take a block; `None` where there is no room."""
         with self._lock:
             if self._closed or (at_most is not None and self._own.in_use + length > at_most):
                 return None
@@ -255,7 +237,7 @@ class SharedMemory:
         try:
             socket.send_fds(self._channel, [packet], [segment.fd], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as error:
-            # The peer does not know of it: nothing of ours is lent any more.
+            # The peer does not know this memory, so no more is shared.
             logger.warning("no more memory is shared: %s", error)
             self._closed = True
             return False
@@ -282,7 +264,7 @@ class SharedMemory:
 
     def read_segments_until(self, number: int) -> None:
         """Read what the peer announces on the other socket, up to a segment that a message of its names."""
-        # What is announced there is there before the message that names it.
+        # Announcements there arrive before the message that names them.
         while number and number not in self._segments.sizes and self.read_segment():
             pass
 
@@ -295,11 +277,7 @@ class SharedMemory:
         self._theirs.detach(segment)
 
     def read_segment(self) -> bool:
-        """Read an announcement; return whether there was one.
-
-        Raises:
-            ProtocolError: If it is none, or not of memory.
-        """
+        """Read an announcement; return whether there was one."""
         try:
             packet, fds, _, _ = socket.recv_fds(
                 self._channel, HEADER_SIZE + 1, 4, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC

@@ -13,11 +13,12 @@ from ..wire.layout import Capability
 from .workers import AttachedWorker, BatchInFlight
 
 _TICK_S = 0.5
-# Without a worker: how long a batch stays before it is set aside, while Triton collects the requests that come for the
-# next one, and for how long batches are set aside as they come then, which empties Triton's queue.
+# Without a worker: how long a batch waits before it is set aside, while Triton collects the next one; and how long
+# batches are then set aside at once, which empties Triton's queue.
 _COLLECT_S = 0.02
 _DRAIN_S = 0.005
-# So long a model may be without a worker before it says that it is not ready; see kReadyGraceNs in endpoint.cc.
+# A model may be without a worker for this long before it says that it is not ready; kReadyGraceNs in endpoint.cc is the
+# same.
 _READY_GRACE_S = 0.5
 
 
@@ -26,12 +27,7 @@ class PoolClosedError(Exception):
 
 
 class WorkerPool:
-    """Gives each batch to a worker. Thread-safe.
-
-    Args:
-        settings: What the endpoint must know of its model.
-        wake: Wakes the thread that sends what is in `outgoing`.
-    """
+    """Gives each batch to a worker. Thread-safe."""
 
     def __init__(self, settings: EndpointSettings, wake: Callable[[], None]) -> None:
         self._settings = settings
@@ -40,10 +36,10 @@ class WorkerPool:
         self._workers: dict[bytes, AttachedWorker] = {}
         self.outgoing: collections.deque[tuple[AttachedWorker, BatchInFlight]] = collections.deque()
         """Batches that are to be sent, with their workers. Taken out by one thread."""
-        # Batches that no worker has any more, or that never reached the one that they were for.
+        # Batches whose worker was lost, or that never reached one.
         self._waiting: collections.deque[BatchInFlight] = collections.deque()
-        self._drain_until = 0.0  # until when batches are set aside as they come
-        self._last_end = 0.0  # when the last worker went, or the first could come
+        self._drain_until = 0.0  # until then, batches are set aside at once
+        self._last_end = 0.0  # when the last worker left, or the first could have come
         self._next_number = 1
         self._place = 0
         self.is_closed = False
@@ -74,13 +70,10 @@ class WorkerPool:
     # ---- for the thread of Triton ----------------------------------------------------------------------------------
 
     def reserve(self, batch: BatchInFlight) -> AttachedWorker | None:
-        """Return a worker for a batch; sets the batch aside where none is attached.
+        """Return a worker for a batch; set the batch aside if none is attached.
 
-        Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came
-        to Triton's queue; so what finds no worker is taken out of that, and waits here.
-
-        Raises:
-            PoolClosedError: If no worker takes a batch any more.
+        Each request may wait for its own time. Nobody reports when it came to Triton's queue, so requests without a
+        worker are taken out of the queue, and wait here.
         """
         drains = batch.waiting_since < self._drain_until
         deadline = batch.waiting_since + (0.0 if drains else min(_COLLECT_S, self._settings.attach_timeout_s))
@@ -90,7 +83,7 @@ class WorkerPool:
                 if worker is not None:
                     worker.load += 1
                     return worker
-                # As long as one is attached it answers sooner or later, or dies: only its absence has a limit.
+                # An attached worker answers, or is lost, so only its absence has a limit.
                 if self._has_worker():
                     self._changed.wait(_TICK_S)
                 elif (left := deadline - time.monotonic()) > 0:
@@ -104,11 +97,7 @@ class WorkerPool:
         raise PoolClosedError
 
     def send(self, worker: AttachedWorker, batch: BatchInFlight) -> None:
-        """Have a batch sent to a worker; returns as soon as another one is idle, or none has anything to do.
-
-        Raises:
-            PoolClosedError: If nobody sends it any more.
-        """
+        """Have a batch sent to a worker; return as soon as another one is idle, or none has anything to do."""
         with self._changed:
             if self.is_closed:
                 raise PoolClosedError
@@ -130,10 +119,10 @@ class WorkerPool:
         return number
 
     def free(self, worker: AttachedWorker, back: Sequence[BatchInFlight] = ()) -> bool:
-        """Note that a worker has one batch less. Others may have to wait in its place, in front of all that do.
+        """Note that a worker has finished a batch.
 
-        Returns:
-            Whether these others wait; of a pool that is closed nobody takes them any more.
+        Batches in `back` go to the front of the queue; return whether they wait, which they do not if the pool is
+        closed.
         """
         with self._changed:
             is_open = not self.is_closed
@@ -175,13 +164,13 @@ class WorkerPool:
         batch.cancelled.clear()
         batch.waiting_since = time.monotonic()
         with self._changed:
-            # In front of what no worker has had: the first of that came later.
+            # Before batches that no worker has had, because those came later.
             place = next((at for at, other in enumerate(self._waiting) if not other.number), None)
             self._waiting.insert(len(self._waiting) if place is None else place, batch)
             self._hand_out()
 
     def take_late(self, now: float) -> list[BatchInFlight]:
-        """Take out what waits for a worker in vain."""
+        """Take out the requests whose time to wait for a worker is over."""
         with self._changed:
             if not self._waiting or self._has_worker():
                 return []

@@ -48,7 +48,7 @@ class ZmqWorkerProtocol(WorkerProtocol[B]):
         elif kind == messages.DETACH:
             self.state = State.CLOSED
         elif kind == messages.REFUSE:
-            parse_answer(bytes(packet[:size]))  # raises, with the reason
+            parse_answer(bytes(packet[:size]))  # raises an error with the reason
         else:
             self._take(header, descriptors)
         return header

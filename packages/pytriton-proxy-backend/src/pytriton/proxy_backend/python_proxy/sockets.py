@@ -28,7 +28,8 @@ from .keys import CurveKeys, KeyFileError, check_secret_file
 
 logger = logging.getLogger(__name__)
 
-# How long a link may be dead before both ends know. The worker's is the shorter one of this and the proxy's.
+# After this long without signs of life, both ends treat a link as lost. The worker uses the shorter of its own time and
+# the proxy's.
 LINK_TIMEOUT_S = 3.0
 _HEARTBEATS_IN_TIME = 3
 _HANDSHAKE_TIMEOUT_MS = 5000
@@ -86,16 +87,7 @@ class Message:
 
 
 class ZmqSocket:
-    """A socket of one thread; only `wake` may be called from others.
-
-    Args:
-        address: `tcp://host:port`, `tcp://*:port` or `ipc:///path`.
-        listen: Whether it is the one that many connect to.
-        max_message_bytes: Peers that send a larger part are disconnected.
-        client_keys: The keys of one that connects, `None`: no encryption.
-        server_keys: The key pair of one that listens, and the folder with the public keys of those who may connect.
-        link_timeout_s: How long a link may be dead before both ends know.
-    """
+    """A socket of one thread; only `wake` may be called from others."""
 
     def __init__(
         self,
@@ -115,7 +107,7 @@ class ZmqSocket:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll = select.epoll()
         self._listens = listen
-        # The descriptors of its connections with their inodes: ZeroMQ may close one before it is told here.
+        # The descriptors of its connections with their inodes, because ZeroMQ may close one before it reports that.
         self._links: dict[int, int] = {}
         call_in_child(self, ZmqSocket._let_go)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if listen else zmq.DEALER)
@@ -143,16 +135,16 @@ class ZmqSocket:
             zmq.HANDSHAKE_IVL: _HANDSHAKE_TIMEOUT_MS,
             zmq.HEARTBEAT_IVL: link_timeout_ms // _HEARTBEATS_IN_TIME,
             zmq.HEARTBEAT_TIMEOUT: link_timeout_ms,
-            # Who is told this sees the end of the link in the same time, whatever its own timeout.
+            # The peer learns this time, and uses it instead of its own.
             zmq.HEARTBEAT_TTL: link_timeout_ms,
             zmq.MAXMSGSIZE: max_message_bytes,
             zmq.IMMEDIATE: 1,
         }
         if self._listens:
-            # What is sent is bounded by the batches that a worker takes; to whom nobody reads must be told.
+            # The queue is bounded by the batches that workers take; an unknown peer has to be an error.
             options |= {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 0}
         else:
-            # A connection that ended is not the same one again: the worker greets anew.
+            # After a lost connection the worker has to greet again, so ZeroMQ must not reconnect.
             options |= {
                 zmq.RECONNECT_IVL: -1,
                 zmq.SNDHWM: _QUEUED_RESPONSES,
@@ -162,10 +154,10 @@ class ZmqSocket:
             self._socket.setsockopt(option, value)
 
     def _bind(self, address: str) -> None:
-        # The file is born with permissions for its owner alone. Nothing else of this process makes files meanwhile.
+        # The umask makes the file for its owner alone. Nothing else in this process makes files at this moment.
         path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
         if path is not None and path.exists() and not path.is_socket():
-            # ZeroMQ would remove it without a word.
+            # ZeroMQ would remove the file silently.
             raise BindError(f"{path} is there and is not a socket; remove it, or choose another endpoint")
         before = os.umask(0o177)
         try:
@@ -215,7 +207,7 @@ class ZmqSocket:
 
     def wake(self) -> None:
         """End a `wait`, from any thread; of a closed socket, nothing happens."""
-        # A full pipe wakes as well. The number of a descriptor that is closed may come to mean something else.
+        # A full pipe wakes the thread as well. The lock is needed because a closed descriptor's number may be reused.
         with self._wake_lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._wake_write, b"\0")
@@ -251,12 +243,7 @@ class ZmqSocket:
     # ---- what goes -------------------------------------------------------------------------------------------------
 
     def send(self, packet: bytes, *parts: Any, peer: bytes = b"") -> None:
-        """Send a message. Large parts are not copied, so they must not change any more.
-
-        Raises:
-            WouldBlockError: If there is no room now.
-            UnreachableError: If the peer is gone.
-        """
+        """Send a message. Large parts are not copied, so they must not change any more."""
         frames = [peer, packet, *parts] if self._listens else [packet, *parts]
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -266,7 +253,7 @@ class ZmqSocket:
             if error.errno == zmq.EHOSTUNREACH:
                 raise UnreachableError from error
             raise
-        # Sending may take note of what came meanwhile, after which the descriptor does not tell of it any more.
+        # Sending may process events, after which the descriptor does not signal them any more.
         if self._has_message():
             self.wake()
 
@@ -288,7 +275,7 @@ class ZmqSocket:
         self._context.term()
         if self._file is not None:
             path, inode = self._file
-            # The model that follows under this name may listen in its place already.
+            # The next model of this name may already listen at its place.
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:
                     path.unlink()
@@ -341,12 +328,7 @@ def open_listener(
     keys: tuple[Path, Path] | None,
     link_timeout_s: float = LINK_TIMEOUT_S,
 ) -> ZmqSocket:
-    """Return a socket that many connect to.
-
-    Raises:
-        BindError: If nobody can listen there.
-        KeyFileError: If a key cannot be read.
-    """
+    """Return a socket that many connect to."""
     try:
         return ZmqSocket(
             address, listen=True, max_message_bytes=max_message_bytes, server_keys=keys, link_timeout_s=link_timeout_s
@@ -356,14 +338,7 @@ def open_listener(
 
 
 def make_keys(folder: Path, name: str) -> tuple[Path, Path]:
-    """Make a key pair in files that only their owner may read.
-
-    Returns:
-        The file with the public key, and the one with both.
-
-    Raises:
-        KeyFileError: If they are there already, or cannot be written.
-    """
+    """Make a key pair in files that only their owner may read."""
     public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
     for path in (public, secret):
         if path.exists():

@@ -67,14 +67,7 @@ class BatchInFlight(SentBatch):
         return made
 
     def write(self, number: int, memory: SharedMemory | None, settings: EndpointSettings) -> None:
-        """Write the record, into shared memory where there is room for it.
-
-        Raises:
-            ProtocolError: If it has more text than the protocol allows.
-            TypeError: If it cannot be written.
-            ValueError: If it is too large.
-            MemoryError: If there is no memory for it.
-        """
+        """Write the record, into shared memory where there is room for it."""
         self.number = number
         record = lay_out_batch(
             self.requests,

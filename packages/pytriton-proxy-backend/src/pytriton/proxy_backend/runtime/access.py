@@ -45,12 +45,7 @@ def pass_on_records(handler: logging.Handler) -> None:
 
 
 class Access:
-    """What becomes of the requests of one batch: a record for each, when it has its last answer.
-
-    Args:
-        model: The model that they are for.
-        batch: The batch, which has just come.
-    """
+    """What becomes of the requests of one batch: a record for each, when it has its last answer."""
 
     __slots__ = ("_began_ns", "_fields", "_open", "_outcomes")
 
@@ -67,7 +62,7 @@ class Access:
     def end(self, kind: str = _SUCCEEDED, ended: Iterable[int] | None = None) -> None:
         """Write the records of the requests that `ended`, or of all that are left.
 
-        `kind` is the outcome of those of which nothing else was noted.
+        `kind` is the outcome of requests without a noted one.
         """
         duration_ms = round((monotonic_ns() - self._began_ns) / 1e6, 3)
         for index in list(self._open) if ended is None else ended:

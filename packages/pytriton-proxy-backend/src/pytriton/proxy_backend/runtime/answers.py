@@ -34,14 +34,7 @@ class Answers:
         access: Access | None,
         note_refused: Callable[[int, BaseException], object] | None = None,
     ) -> None:
-        """Begin with all requests open.
-
-        Args:
-            service: What the batch has in common with others.
-            count: How many requests there are.
-            access: Their records; `None` where nobody wants these.
-            note_refused: Called with the place of a request and the error that it is answered with.
-        """
+        """Begin with all requests open."""
         self.open = [True] * count
         self.given_up = False
         self._service = service
@@ -51,19 +44,14 @@ class Answers:
     def make(
         self, batch: Batch | None, wanted: Sequence[str] | None, index: int, result: Any, *, final: bool
     ) -> ResponseData | None:
-        """Return the response to a request; `None` where nothing is to be sent.
+        """Return the response to a request; `None` if nothing has to be sent.
 
-        Args:
-            batch: The batch; `None` where the requests of it are let go of.
-            wanted: The outputs that all requests of the batch want; `None` where they want different ones.
-            index: The place of the request.
-            result: What the callable returned for it.
-            final: Whether it is the last response, unless the result says so itself.
+        `wanted` are the outputs that all requests want, `None` if they differ.
         """
         service = self._service
         decoupled = service.model.decoupled
         if not final and batch is not None and batch.is_cancelled(index):
-            # Nobody reads this stream any more: it ends here, whatever becomes of the others.
+            # Nobody reads this stream, so it ends here; other streams go on.
             service.counters.add_failed("cancelled")
             self.given_up = True
             if self._access is not None:
@@ -82,7 +70,8 @@ class Answers:
         try:
             outputs, parameters = service.checker.one(result, index, wanted)
         except OutputError as error:
-            # The other requests of the batch can have what is theirs. The frames of the traceback refer to the inputs.
+            # The other requests of the batch can still be answered. The traceback is dropped, because its frames refer
+            # to the inputs.
             return self._refuse(batch, index, error.with_traceback(None))
         return ResponseData(index, outputs, parameters, final=final)
 
@@ -92,7 +81,7 @@ class Answers:
             self._note_refused(index, error)
         service = self._service
         is_unsendable = isinstance(error, OutputError)
-        # A callable may return errors for what its callers do wrong.
+        # A callable may return errors for mistakes of its callers.
         text = "" if is_unsendable else "the callable returned an error"
         level = logging.ERROR if is_unsendable else logging.WARNING
         kind = "output" if is_unsendable else "returned"
@@ -101,6 +90,6 @@ class Answers:
         if self._access is not None:
             self._access.fail(index, kind)
         told = failure_text(service.model, error)
-        # The frames of the traceback refer to the inputs, which go back with this answer.
+        # The frames of the traceback refer to the inputs, whose memory goes back with this answer.
         error.__traceback__ = None
         return ResponseData(index, error=told)

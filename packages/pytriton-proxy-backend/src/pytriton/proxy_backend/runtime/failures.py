@@ -32,25 +32,22 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Errors that are ours, not the callable's: their text says it all.
+# These errors come from this library, and their text says everything.
 _OURS = (OutputError, ArenaFullError, ProtocolError)
 
-# Of each kind of failure so many records are written at once, and then one in so many seconds.
+# Of each kind of failure this many records are written at once, and then one in each period.
 _AT_ONCE = 10
 _PERIOD_S = 10.0
-# A callable that makes an exception class for each failure must not make this grow.
+# The limit protects against a callable that makes an exception class for each failure.
 _MOST_KINDS = 256
 _MOST_NAMED = 8
 
 
 def kind_of(error: BaseException) -> Hashable:
-    """Return of which kind a failure is.
+    """Return the kind of a failure.
 
-    Failures of one type that were raised at one place in the code, or concern one output, are of one kind: what differs
-    is mostly the text of a caller.
-
-    Args:
-        error: What was raised or returned, with its traceback.
+    Failures of one type that come from one place in the code, or concern one output, are of one kind, because they
+    mostly differ in a caller's text.
     """
     output = error.output_name if isinstance(error, OutputError) else None
     return type(error), output, *_place(error.__traceback__)
@@ -60,16 +57,12 @@ class FailureLog:
     """Says which failures of one callable are written to the log. From any thread."""
 
     def __init__(self) -> None:
-        # When a period began, how many records were written in it, and how many were left out.
+        # For each kind: the begin of its period, and how many records were written and left out in it.
         self._kinds: dict[Hashable, tuple[float, int, int]] = {}
         self._lock = threading.Lock()
 
     def admit(self, kind: Hashable) -> str | None:
-        """Return what to add to the record of a failure; `None` if there were many of its kind a moment ago.
-
-        Args:
-            kind: Of which kind it is, as `kind_of` has it.
-        """
+        """Return what to add to the record of a failure; `None` if there were many of its kind just now."""
         with self._lock:
             return self._admit(kind)
 
@@ -96,12 +89,7 @@ def _place(trace: TracebackType | None) -> tuple[str, int]:
 
 
 def named(ids: Iterator[str] | Sequence[str], count: int) -> str:
-    """Return some ids of requests for a log, which a caller has chosen.
-
-    Args:
-        ids: The ids; those of requests without one are empty.
-        count: How many requests there are.
-    """
+    """Return some ids of requests for a log, which a caller has chosen."""
     told = ", ".join(escaped(each) or "without id" for each in islice(ids, _MOST_NAMED))
     more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
     return f"request{'' if count == 1 else 's'} {told}{more}"
@@ -114,7 +102,7 @@ def is_ours(error: BaseException) -> bool:
 
 def is_cancellation(error: BaseException) -> bool:
     """Return whether a callable was cancelled."""
-    # Where nobody has imported asyncio there are none.
+    # If asyncio was not imported, there are no tasks.
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
@@ -128,16 +116,9 @@ def tell_failure(
     text: str,
     level: int,
 ) -> None:
-    """Write to the log that requests have failed, unless there were many such failures a moment ago.
+    """Log that requests have failed, unless there were many such failures just now.
 
-    Args:
-        failures: Those before.
-        model: The model.
-        batch: The batch of the requests; `None` where it is over.
-        failed: Their places in it.
-        error: What was raised or returned.
-        text: What happened, where the error is the callable's.
-        level: That of the record.
+    `failed` are the places of the requests in the batch, which is `None` if it is over.
     """
     note = failures.admit(kind_of(error))
     if note is None:
@@ -145,7 +126,7 @@ def tell_failure(
     told = told_error(error) if is_ours(error) else f"model {model.name}: {text}"
     if batch is not None:
         told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"
-    # As text: a handler that keeps its records would keep the frames, and with them the inputs.
+    # The traceback is text, because a handler that keeps records would keep frames, and with them the inputs.
     logger.log(level, "%s%s%s", told, note, "" if is_ours(error) else f"\n{told_trace(error)}")
 
 

@@ -13,23 +13,16 @@ from ..model import ModelSpec
 __all__ = ["Meters", "find_meters"]
 
 _METRICS = "opentelemetry.metrics"
-# A quarter of a millisecond to two minutes: OpenTelemetry's own buckets are for milliseconds.
+# A quarter of a millisecond to two minutes, because OpenTelemetry's own buckets are for milliseconds.
 _SECONDS = tuple(0.00025 * 2**exponent for exponent in range(20))
 _ROWS = tuple(float(2**exponent) for exponent in range(13))
 
 
 class Meters:
-    """The instruments of one model.
-
-    What is recorded inside a span has that span as its exemplar, where the SDK keeps exemplars.
-
-    Args:
-        meter: Makes the instruments.
-        model: The model.
-    """
+    """The instruments of one model. If the SDK keeps exemplars, what is recorded inside a span refers to that span."""
 
     def __init__(self, meter: Any, model: ModelSpec) -> None:
-        # Named as in the spans.
+        # The spans use the same names.
         self._attributes = {"triton.model_name": model.name, "triton.model_version": model.version}
         self._requests = meter.create_counter("pytriton.requests", "{request}", "Requests handed to the callable")
         self._failed = meter.create_counter(
@@ -50,7 +43,7 @@ class Meters:
         )
 
     def add_call(self, requests: int, rows: int, queued_ns: int | None, callable_ns: int) -> None:
-        """Record one call of the callable; `queued_ns` is `None` where the proxy backend left no stamp."""
+        """Record one call of the callable; `queued_ns` is `None` if the proxy backend left no time stamp."""
         self._requests.add(requests, self._attributes)
         self._rows.record(rows, self._attributes)
         self._duration.record(callable_ns * 1e-9, self._attributes)
@@ -76,9 +69,9 @@ def find_meters(model: ModelSpec) -> Meters | None:
     try:
         provider = None if metrics is None else metrics.get_meter_provider()
     except AttributeError:
-        # Another thread is just importing it.
+        # Another thread is importing it right now.
         return None
-    # Those of the API alone do nothing; one of them stands in until the program sets another one.
+    # Providers of the API alone do nothing; one of them stands in until the program sets another one.
     if provider is None or type(provider).__module__.startswith(_METRICS):
         return None
     return Meters(provider.get_meter("pytriton"), model)

@@ -19,21 +19,14 @@ _MAX_SEEN = 1024
 
 
 class PlainBatches:
-    """Says which batches are plain, and lays their answers out.
-
-    Args:
-        service: The callable and its model.
-        reader: Reads metadata.
-        record_limit: Batches are plain whose record has less bytes than that; 0 for all.
-        payload_limit: Answers are, likewise, whose outputs have less bytes.
-    """
+    """Says which batches are plain, and lays their answers out."""
 
     def __init__(self, service: Service, reader: BatchReader, *, record_limit: int = 0, payload_limit: int = 0) -> None:
         self._service = service
         self._reader = reader
         self._record_limit = record_limit
         self._payload_limit = payload_limit
-        self._seen: set[int] = set()  # hashes of looks that came once
+        self._seen: set[int] = set()  # hashes of batch layouts that came once
 
     def describe(self, raw: bytes, head: Head) -> tuple[Any, ...] | None:
         """Check the metadata of a record, see `_accelerator.Host`."""
@@ -44,7 +37,7 @@ class PlainBatches:
             metadata = self._reader.metadata(raw, head)
             is_traced = metadata.has_trace()
         except (ProtocolError, TypeError):
-            return None  # which Python's way tells of
+            return None  # Python reports the error
         columns = metadata.columns
         if (
             columns is None
@@ -103,7 +96,7 @@ class PlainBatches:
         pieces = _pieces(record, names, results)
         if pieces is None:
             return None
-        # Over the whole batch rows are those of the requests, which a model without batching has not.
+        # Over the whole batch, the rows are those of the requests; a model without batching has none.
         shapes = service.checker.shapes(results, names) if is_list or self._reader.batching else None
         head, length, payload_bytes, _ = record.layout
         return head, length, payload_bytes, is_list, tuple(map(len, results)), pieces, shapes, self._payload_limit

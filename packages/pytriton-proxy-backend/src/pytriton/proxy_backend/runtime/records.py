@@ -24,11 +24,11 @@ OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asct
 WORKER_FIELD = "worker"
 """Name of the field with the worker, `<model>.<number>`, in whose process a record was made."""
 
-# In characters. A character takes up to twelve bytes in a message, which has to have room for all of it.
+# In characters. A character takes up to twelve bytes in a message, which has to hold the whole text.
 _MAX_MESSAGE = 32768
 _MAX_TRACE = 16384
 _MAX_NAME = 256
-# Of `extra`, as JSON.
+# The limit of each value of `extra`, as JSON.
 _MAX_VALUE = 8192
 _MAX_EXTRA = 65536
 _NUMBERS = ("levelno", "lineno", "process", "thread")
@@ -39,12 +39,9 @@ _formatter = logging.Formatter(TEXT_FORMAT)
 
 
 class RecordHandler(logging.Handler):
-    """Sends the records of this process to its parent, whole: level, logger, `extra`, traceback.
+    """Sends the records of this process to its parent with level, logger, `extra` and traceback.
 
-    What a forked child logs, which has no parent of that kind, goes to its standard error as text.
-
-    Args:
-        send: Sends a message of a kind, with the fields of the record.
+    A forked child has no such parent, so it writes text to standard error.
     """
 
     def __init__(self, send: Callable[..., object]) -> None:
@@ -60,19 +57,12 @@ class RecordHandler(logging.Handler):
             else:
                 sys.stderr.write(f"{_formatter.format(record)}\n")
         except Exception:
-            # As every handler does: whoever logs is not to blame for it.
+            # As in every handler: an error here must not reach the code that logs.
             self.handleError(record)
 
 
 def record_of(fields: Mapping[str, Any]) -> logging.LogRecord:
-    """Make the record again that a worker process has sent.
-
-    Args:
-        fields: Those of its message.
-
-    Raises:
-        ProtocolError: They are no record.
-    """
+    """Make the record again that a worker process has sent."""
     extra, created, level = fields.get("extra"), fields.get("created"), fields.get("levelno")
     texts = {name: _text(fields.get(name)) for name in (*_NAMES, *_TEXTS)}
     if (
@@ -108,7 +98,7 @@ def current_span() -> dict[str, str]:
     try:
         found = None if trace is None else trace.get_current_span().get_span_context()
     except AttributeError:
-        # Another thread is just importing it.
+        # Another thread is importing it right now.
         return {}
     if found is None or not found.is_valid:
         return {}
@@ -116,7 +106,7 @@ def current_span() -> dict[str, str]:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    # Records that somebody has made by hand may have anything here.
+    # A record that a program made by hand may contain anything.
     fields: dict[str, object] = {"created": float(_number(record, "created"))}
     for name in _NUMBERS:
         fields[name] = int(_number(record, name))
@@ -141,7 +131,7 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception as error:
-        # The text does not fit what was to be put into it: what there is says more than nothing.
+        # The text does not fit its arguments; both are logged, because that is better than nothing.
         return f"{shown(record.msg)} {shown(record.args)} ({type(error).__name__}: {error_text(error)})"
 
 
@@ -167,7 +157,7 @@ def _json(value: object) -> tuple[object, int]:
         if length <= _MAX_VALUE:
             return value, length
     except (TypeError, ValueError, RecursionError):
-        # It is told as text, as a log of JSON would do.
+        # The value becomes text, as in a JSON log.
         length = 0
     text = shown(value)
     return text, 12 * len(text)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ..wire.response import ResponseData
     from .meters import Meters
 
-# An integer of 64 bits has a `bit_length` of at most 64: no index needs a check.
+# A 64-bit integer has a `bit_length` of at most 64, so no index needs a check.
 _BUCKETS = 65
 _LARGEST_ROWS_EXPONENT = 16
-# Each power of two of a time is counted in so many parts of the same width.
+# Each power of two of a time has this many buckets of equal width.
 _PARTS = 4
-# From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes. Between 1 ms and 17 s the parts are told one by one,
-# so that a quantile is wrong by a quarter at most. Elsewhere all parts of a power are one bucket.
+# From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes. Between 1 ms and 17 s all buckets are reported, so a
+# quantile is wrong by a quarter at most; elsewhere the buckets of a power are joined.
 _SECONDS_EXPONENTS = range(10, 38)
 _FINE_EXPONENTS = range(21, 35)
 
@@ -115,7 +115,7 @@ def _joined(one: Histogram, other: Histogram) -> Histogram:
     return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
 
 
-# Where the running numbers are in `Counters.numbers`. Up to `_ACCELERATED` the accelerator has them, too.
+# The places of the running numbers in `Counters.numbers`. The accelerator has those up to `_ACCELERATED`, too.
 _REQUESTS, _ROWS, _INPUT_BYTES, _OUTPUT_BYTES, _CALLABLE_NS, _QUEUED_NS, _ROW_COUNTS = range(7)
 _CALLABLE_COUNTS = _ROW_COUNTS + _BUCKETS
 _ACCELERATED = _FIRST_NS = _CALLABLE_COUNTS + _BUCKETS * _PARTS
@@ -131,9 +131,6 @@ COUNTERS_BYTES = 8 * _COUNT
 class Counters:
     """The running numbers.
 
-    Args:
-        file: A file of `COUNTERS_BYTES` zeros at least, which others can read them in; memory of its own without one.
-
     Attributes:
         meters: Who is told of everything as well; `None` where nobody asks.
         accelerated: Address and number of those numbers that the accelerator adds to as well; it must not outlive this.
@@ -143,25 +140,18 @@ class Counters:
 
     def __init__(self, file: int | None = None) -> None:
         self.meters: Meters | None = None
-        # A view keeps what it is of.
+        # A view keeps its memory alive.
         memory = bytearray(COUNTERS_BYTES) if file is None else mmap.mmap(file, COUNTERS_BYTES)
         self._numbers = memoryview(memory).cast("Q")
         self._left: memoryview | None = None
         address: int = np.frombuffer(self._numbers, np.uint64).__array_interface__["data"][0]
         self.accelerated = address, _ACCELERATED
         self._parts: list[array[int]] = []
-        # The instances of a model in process are threads that count in one place.
+        # In process, the instances of a model are threads that share these numbers.
         self._lock = threading.Lock()
 
     def add_call(self, size: tuple[int, int, int], sent_ns: int, called_ns: int, callable_ns: int) -> None:
-        """Count one call of the callable.
-
-        Args:
-            size: Number of requests, rows, and bytes of the inputs of its batch.
-            sent_ns: When the proxy backend sent it.
-            called_ns: When the callable was called.
-            callable_ns: How long it took.
-        """
+        """Count one call of the callable."""
         requests, rows, input_bytes = size
         numbers = self._numbers
         with self._lock:
@@ -169,10 +159,10 @@ class Counters:
             numbers[_ROWS] += rows
             numbers[_INPUT_BYTES] += input_bytes
             numbers[_CALLABLE_NS] += callable_ns
-            # A stamp of another clock, or none, says nothing.
+            # A time stamp of another clock, or none, is useless.
             if 0 < sent_ns < called_ns:
                 numbers[_QUEUED_NS] += called_ns - sent_ns
-            # The bucket of 2^n is that of everything above 2^(n-1).
+            # The bucket 2^n counts everything above 2^(n-1).
             numbers[_ROW_COUNTS + ((rows - 1).bit_length() if rows else 0)] += 1
             numbers[_CALLABLE_COUNTS + _place_of(callable_ns)] += 1
         if self.meters is not None:
@@ -222,7 +212,7 @@ class Counters:
     def leave(self) -> None:
         """In a forked child: count where the parent of this process does not look."""
         self._lock = threading.Lock()
-        # The accelerator has its address.
+        # The accelerator uses its address.
         self._left = self._numbers
         self._numbers = memoryview(bytearray(self._numbers)).cast("Q")
 
@@ -237,12 +227,7 @@ class Counters:
 
 
 class FirstResponses:
-    """The requests of a batch for a decoupled model that have no response yet, and how long they wait.
-
-    Args:
-        counters: Where their first responses are counted.
-        count: How many requests there are.
-    """
+    """The requests of a batch for a decoupled model that have no response yet, and how long they wait."""
 
     __slots__ = ("_counters", "_waiting")
 
@@ -251,12 +236,7 @@ class FirstResponses:
         self._waiting = set(range(count))
 
     def note(self, responses: Sequence[ResponseData], began_ns: int) -> None:
-        """Count those of these responses that are the first ones; an error, or an empty end, is none.
-
-        Args:
-            responses: The responses.
-            began_ns: When the callable was called.
-        """
+        """Count those of these responses that are the first of their request; errors and empty ends do not count."""
         if not self._waiting:
             return
         waited_ns = monotonic_ns() - began_ns
@@ -268,7 +248,7 @@ class FirstResponses:
 
 def read_statistics(file: int) -> WorkerStatistics:
     """Return what the counters have counted so far that are in a file, which somebody may still count in."""
-    # Whoever counts in it could also make it shorter.
+    # Read and not mapped, because the process that counts could shorten the file.
     return _statistics(array("Q", os.pread(file, COUNTERS_BYTES, 0).ljust(COUNTERS_BYTES, b"\0")))
 
 

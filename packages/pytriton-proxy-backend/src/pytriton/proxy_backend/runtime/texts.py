@@ -13,13 +13,13 @@ from ..wire import layout
 _MAX_SHOWN = 200
 _LEFT_OUT = b" [...] "
 
-# gRPC sends a text in a header, percent-encoded, and clients take 8 KiB of headers; some of it is not ours.
+# gRPC sends a text percent-encoded in a header. Clients accept 8 KiB of headers, some of which are not ours.
 _MAX_ENCODED = 7 << 10
 _PERCENT = ord("%")
 
-# Between the server and the user's code.
+# Frames of the standard library lie between the server and the user's code.
 _STDLIB = os.path.dirname(os.__file__) + os.sep
-# Decorators call what they decorate through it.
+# Decorators call the decorated function through it.
 _CALLERS = (f"{os.sep}wrapt{os.sep}",)
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -38,15 +38,12 @@ def told_error(error: BaseException) -> str:
 
 
 def format_trace(error: BaseException) -> str:
-    """Return the traceback of an error from where the user's code begins; the whole of it where there is none of that.
-
-    The errors that it came from are cut likewise.
-    """
+    """Return the traceback of an error and its causes from the user's first frame on; all if there is none."""
     told = traceback.TracebackException.from_exception(error, compact=True)
     folders = _own_folders()
     for each in _chain(told, set()):
         frames = list(each.stack)
-        # A text that is no Python has its place in the error, and none in the traceback.
+        # A syntax error names its place itself, and has no frame for it.
         none = len(frames) if getattr(each, "filename", None) else 0
         begin = next((i for i, frame in enumerate(frames) if not _is_between(frame.filename, folders)), none)
         each.stack = traceback.StackSummary.from_list(frames[begin:])
@@ -90,9 +87,9 @@ def is_utf8(text: str) -> bool:
 
 
 def shortened(text: str) -> str:
-    """Return a text that fits into a message, and into the trailers of gRPC: of a longer one, the begin and the end.
+    """Return a text that fits into a message and into gRPC's trailers; a longer one keeps its begin and end.
 
-    What UTF-8 has no form for, the half of a surrogate pair, is replaced.
+    Halves of surrogate pairs, which UTF-8 cannot encode, are replaced.
     """
     raw = text.encode("utf-8", "replace")
     kept = _both_ends(raw, layout.MAX_TEXT)
@@ -119,7 +116,7 @@ def _chain(told: traceback.TracebackException, seen: set[int]) -> Iterator[trace
         return
     seen.add(id(told))
     yield told
-    # Groups came with Python 3.11.
+    # Exception groups exist since Python 3.11.
     for each in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         if each is not None:
             yield from _chain(each, seen)

@@ -14,10 +14,10 @@ _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f
 
 
 def read_carrier(batch: Batch, index: int) -> dict[str, str]:
-    """Return the headers of a request's trace context, empty where it has none.
+    """Return the headers of a request's trace context, empty if it has none.
 
-    They are those of Triton's own span where Triton traces the request. Where not, they are the caller's, if the server
-    forwards its headers.
+    They are those of Triton's own span if Triton traces the request, otherwise the caller's if the server forwards
+    them.
     """
     text = batch.load_fields(index)[5]
     if text:

@@ -40,7 +40,7 @@ from .trace_context import read_carrier
 
 PROXY_SPAN = "pytriton.proxy"
 BATCH_SPAN = "pytriton.batch"
-# Called as PyTriton called it.
+# PyTriton uses this name.
 CALLABLE_SPAN = "proxy_inference_callable"
 
 _MAX_CLOCK_GAP_NS = 20_000
@@ -55,7 +55,7 @@ def make_traced_execution(service: Service, batch: Batch, tracer: Any) -> Execut
         return Execution(service, batch)
     contexts = [_context_of(batch, index) for index in range(len(batch.rows))]
     if not any(contexts):
-        # Batches that look alike have the same metadata.
+        # Batches that look alike share their metadata.
         batch.metadata.is_untraced = True
         return Execution(service, batch)
     return TracedExecution(service, batch, Spans(tracer, service, batch, contexts))
@@ -70,14 +70,7 @@ class Spans:
     """
 
     def __init__(self, tracer: Any, service: Service, batch: Batch, contexts: Sequence[Context | None]) -> None:
-        """Start the spans up to the batch's.
-
-        Args:
-            tracer: Makes them.
-            service: Whom the batch is for.
-            batch: The batch.
-            contexts: The trace contexts of the requests, one at least.
-        """
+        """Start the spans up to the batch's."""
         self._tracer = tracer
         self._offset_ns = _clock_offset_ns()
         requests, rows, input_bytes = batch.metadata.size
@@ -225,7 +218,7 @@ def _clock_offset_ns() -> int:
     before_ns = monotonic_ns()
     wall_ns = time_ns()
     after_ns = monotonic_ns()
-    # Once more where something else ran between the two.
+    # Try again if another thread ran between the two readings.
     if after_ns - before_ns > _MAX_CLOCK_GAP_NS:
         before_ns = monotonic_ns()
         wall_ns = time_ns()
@@ -246,7 +239,7 @@ def _context_of(batch: Batch, index: int) -> Context | None:
 def _record(span: Any, error: BaseException) -> None:
     try:
         span.record_exception(error)
-    except Exception as failure:  # of the error's own __str__
+    except Exception as failure:  # the error's own __str__ failed
         logger.debug("a span goes without its error: %s", error_text(failure))
 
 

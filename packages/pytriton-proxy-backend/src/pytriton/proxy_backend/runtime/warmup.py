@@ -20,11 +20,7 @@ WarmupBatches = Sequence[Sequence[Request]]
 
 
 def warm_up(service: Service, batches: WarmupBatches, run_async: Callable[[Awaitable[Any]], Any]) -> None:
-    """Run batches through a synchronous callable.
-
-    Raises:
-        BaseException: What the callable raised or returned as an error, or what is wrong with its result.
-    """
+    """Run batches through a synchronous callable."""
     service = _unobserved(service)
     for requests in batches:
         _WarmUp(service, requests).run(run_async)
@@ -51,7 +47,7 @@ class _WarmUpBatch(Batch):
     __slots__ = ("_names", "_required", "requests")
 
     def __init__(self, requests: Sequence[Request], model: ModelSpec) -> None:
-        # Nothing of a record is there: what is not overridden here is not to be asked for.
+        # There is no record, so everything that would read one is overridden here.
         self.requests = list(requests)
         self._names = [spec.name for spec in model.outputs]
         self._required = {spec.name for spec in model.inputs if not spec.optional}
@@ -68,7 +64,7 @@ class _WarmUpBatch(Batch):
 
     def load_requested_outputs(self, index: int) -> list[str]:
         if not self._required.issubset(self.requests[index]):
-            # Of some of the inputs a callable makes some of the outputs, or others: nobody says which.
+            # From a part of the inputs a callable may make any part of the outputs, so nothing is expected.
             return []
         requested = self.requests[index].requested_output_names
         return self._names if requested is None else requested

@@ -13,13 +13,7 @@ _KILLS = "oom_kill"
 
 
 def read_own_group(controller: str, name: str, old_name: str) -> str | None:
-    """Return what a file of the control group of this process says; None where there is none.
-
-    Args:
-        controller: What the file is about, such as `memory`.
-        name: The file in version 2 of control groups.
-        old_name: The file in version 1.
-    """
+    """Return what a file of the control group of this process says; None where there is none."""
     try:
         lines = _OWN.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -29,7 +23,7 @@ def read_own_group(controller: str, name: str, old_name: str) -> str | None:
         if controllers and controller not in controllers.split(","):
             continue
         top, file = (_GROUPS / controller, old_name) if controllers else (_GROUPS, name)
-        # In a container the path is often that outside of it, while its own group is seen at the top.
+        # In a container the path is often the one outside of it, while the own group appears at the top.
         for folder in (top / path.lstrip("/"), top):
             try:
                 return (folder / file).read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from typing import TextIO
 
 __all__ = ["escaped", "escaped_lines", "is_terminal"]
 
-# Controls of ASCII and of Latin-1 (with the sequences of terminals) but for the tab, separators of lines, what changes
-# the direction of what follows, and halves of surrogate pairs, which no file takes.
+# Control characters of ASCII and Latin-1 (with the sequences of terminals) except the tab, separators of lines,
+# characters that change the direction of text, and halves of surrogate pairs, which no file can hold.
 _UNSAFE = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARGIN = "    "
 
@@ -19,20 +19,12 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def escaped(text: str) -> str:
-    r"""Return a text that is one line of a log, with an escape such as `\n` or `\x1b` for whatever would be more.
-
-    Args:
-        text: What a caller, a callable or another program has said.
-    """
+    r"""Return a text as one line of a log, with escapes such as `\n` or `\x1b` for all control characters."""
     return _UNSAFE.sub(_escape, text)
 
 
 def escaped_lines(text: str) -> str:
-    """Return a text of one or more lines for a log, escaped, with a margin before all but the first.
-
-    Args:
-        text: What a caller, a callable or another program has said.
-    """
+    """Return a text of one or more lines for a log, escaped, with a margin before all but the first."""
     if "\n" not in text:
         return escaped(text)
     return f"\n{_MARGIN}".join(escaped(line.rstrip("\r")) for line in text.split("\n"))

@@ -13,16 +13,16 @@ _SIGNALED = 128
 
 
 def leave_first_process() -> None:
-    """Where this process is the first one of a container, go on in a child, for which it is what an init is.
+    """If this process is the first one of a container, go on in a child, and be its init.
 
-    A process whose parent has ended becomes a child of the first one, and stays as a zombie until that takes its exit
-    code. A program that has children itself cannot take them all: some are waited for, as by `subprocess`, which would
-    be told 0. So one process does nothing else. It hands signals on, which the system would spare a first process.
+    An orphan becomes a child of the first process, and stays a zombie until that takes its exit code. A program with
+    children of its own cannot take all codes, because `subprocess` would then see 0. So the first process does only
+    this, and passes signals on, which Linux would ignore for it.
     """
     if os.getpid() != 1:
         return
     signals = signal.valid_signals()
-    # Those that come before there is a child wait.
+    # Signals that come before the child exists wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     child = os.fork()
     if child == 0:
@@ -33,7 +33,7 @@ def leave_first_process() -> None:
         if came.si_signo == signal.SIGCHLD:
             _take_exit_codes(child)
         elif came.si_code <= 0:
-            # What the kernel sends, as for Ctrl+C, it sends to the child as well.
+            # The kernel sends signals such as Ctrl+C to the child as well.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, came.si_signo)
 

@@ -21,7 +21,7 @@ __all__ = ["call_in_child", "close_in_child", "replace_descriptors"]
 
 _Owner = TypeVar("_Owner")
 
-# What is to be called in a child, with the object that it is about.
+# Functions to call in a forked child, by the object that they are about.
 _calls: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 
 
@@ -38,13 +38,10 @@ def close_in_child(owner: HasDescriptor) -> None:
 
 
 def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
-    """Have a function called in forked children, as long as there is an object.
+    """Call a function in forked children, with `owner`, while that exists.
 
-    The child has no other thread, and a lock may be held by one that is not there: the function must take none.
-
-    Args:
-        owner: The object, which is passed to the function. It has one function at most.
-        function: A plain function: a bound method of the object would keep it.
+    An owner has at most one function; a bound method would keep it alive. The function must take no lock, because a
+    thread that the child lacks may hold it.
     """
     _watch_forks()
     _calls[owner] = function
@@ -58,7 +55,7 @@ def replace_descriptors(descriptors: Iterable[int | None]) -> None:
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        # None is left to be had: what is behind them matters more than their numbers.
+        # No descriptor is free; closing the old files matters more than keeping their numbers.
         for descriptor in wanted:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -69,7 +66,7 @@ def replace_descriptors(descriptors: Iterable[int | None]) -> None:
 
 
 def _replace_descriptor(owner: HasDescriptor) -> None:
-    # A closed file has none to tell.
+    # A closed file has no descriptor.
     with contextlib.suppress(ValueError):
         replace_descriptors([owner.fileno()])
 

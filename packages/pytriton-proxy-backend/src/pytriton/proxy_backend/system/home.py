@@ -15,13 +15,7 @@ class HomeError(ValueError):
 
 
 def default_home() -> Path:
-    """Return the folder for them.
-
-    It is `PYTRITON_HOME`, else `XDG_CACHE_HOME/pytriton`, else `~/.cache/pytriton`.
-
-    Raises:
-        HomeError: It is named by none of them, or by bytes that are no text.
-    """
+    """Return the folder for such files: `PYTRITON_HOME`, else `XDG_CACHE_HOME/pytriton`, else `~/.cache/pytriton`."""
     home = os.environ.get("PYTRITON_HOME")
     if not home:
         cache = os.environ.get("XDG_CACHE_HOME")
@@ -29,7 +23,7 @@ def default_home() -> Path:
     try:
         path = Path(os.path.expandvars(home)).expanduser().absolute()
     except RuntimeError as error:
-        # As in a container whose user was never made: it has a number and nothing else.
+        # In a container, the user may have a number only, without a name or home.
         raise HomeError(
             f"There is no folder for the files of pytriton: HOME is not set, and user {os.geteuid()} has no entry in "
             "/etc/passwd. Set PYTRITON_HOME to a folder that this user may write to."
@@ -39,15 +33,7 @@ def default_home() -> Path:
 
 
 def check_utf8(path: Path, name: str) -> None:
-    """Refuse a path that is no UTF-8: it is written into settings of tritonserver, which are text.
-
-    Args:
-        path: The path.
-        name: What it was set by.
-
-    Raises:
-        HomeError: It is no UTF-8.
-    """
+    """Refuse a path that is not UTF-8, because tritonserver's settings are text; `name` is the setting."""
     encoded = os.fsencode(path)
     with contextlib.suppress(UnicodeEncodeError):
         if str(path).encode("utf-8") == encoded:

@@ -21,11 +21,11 @@ from typing import Any
 __all__ = ["is_log_set_up", "keep_log_from_blocking", "set_gate"]
 
 _OURS = "pytriton"
-# A reader that is only busy gets so long, once, before records are dropped, in seconds.
+# Seconds that a busy reader gets, once, before records are dropped.
 _PATIENCE_S = 0.5
 _PAUSE_S = 0.005
 _PAGE_BYTES = 4096
-# For what other threads and processes write between a look and a write.
+# Reserved for what other threads and processes write between the check and the write.
 _SPARE_PAGES = 4
 
 _passing = threading.local()
@@ -35,17 +35,12 @@ def keep_log_from_blocking() -> None:
     """Have no record of this package wait for who reads the log, whatever handlers the program has or will have."""
     ours = logging.getLogger(_OURS)
     if not any(isinstance(handler, _Keeper) for handler in ours.handlers):
-        # In front of all others, which see a record behind it.
+        # First of all handlers, because the others see a record after it.
         ours.handlers.insert(0, _Keeper())
 
 
 def set_gate(handler: logging.Handler, *, for_all: bool) -> None:
-    """Have a handler that writes to a stream drop what the stream does not take.
-
-    Args:
-        handler: The handler.
-        for_all: Whether this holds for all records, and not only for those of this package.
-    """
+    """Make a handler drop records that its stream cannot take; `for_all` includes records of other packages."""
     if isinstance(handler, logging.StreamHandler) and not any(isinstance(each, _Gate) for each in handler.filters):
         handler.addFilter(_Gate(handler, for_all=for_all))
 
@@ -78,7 +73,7 @@ class _Keeper(logging.Handler):
             logger = logger.parent if logger.propagate else None
         last = logging.lastResort
         if not found and last is not None and record.levelno >= last.level:
-            # As logging does where nobody has set anything up, which does not count this handler.
+            # Logging does so if nothing is configured; this handler does not count as configuration.
             set_gate(last, for_all=False)
             last.handle(record)
         return True
@@ -88,12 +83,7 @@ class _Keeper(logging.Handler):
 
 
 class _Gate(logging.Filter):
-    """Lets a record through if its handler's stream takes it.
-
-    Args:
-        handler: The handler.
-        for_all: Whether this holds for all records, and not only for those that the keeper has seen.
-    """
+    """Passes a record if its handler's stream can take it."""
 
     def __init__(self, handler: logging.StreamHandler[Any], *, for_all: bool) -> None:
         super().__init__()
@@ -106,7 +96,7 @@ class _Gate(logging.Filter):
         passing = getattr(_passing, "record", None)
         if not self._for_all and (passing is None or passing() is not record):
             return True
-        # With some lost, one that takes little is as good as one that takes nothing.
+        # After a loss, no time is given any more, because a slow reader is as bad as none.
         if not self._has_room(record, _PATIENCE_S if not self._lost else 0.0):
             self._lost += 1
             return False
@@ -123,10 +113,10 @@ class _Gate(logging.Filter):
         try:
             descriptor = self._handler.stream.fileno()
         except (AttributeError, OSError, ValueError):
-            # In memory, or closed, which the handler is to tell.
+            # The stream is in memory, or closed, which the handler reports itself.
             return True
         lock = self._handler.lock
-        # Who has it may wait for the reader, with a record of the program's own.
+        # The lock's holder may be waiting for the reader with another record of the program.
         if lock is not None:
             if not lock.acquire(timeout=patience_s):
                 return False
@@ -150,8 +140,8 @@ def _takes(descriptor: int, count_bytes: Callable[[], int]) -> bool:
         held = array.array("i", [0])
         fcntl.ioctl(descriptor, termios.FIONREAD, held)
     except OSError:
-        # No pipe.
+        # The stream is not a pipe.
         return True
-    # Two of its pages that follow each other hold a page together at least, or one text would have gone into both.
+    # Two adjacent pages of the pipe hold at least a page of text, because otherwise one text would have filled both.
     free = pages - 2 * held[0] // _PAGE_BYTES - 1
     return held[0] == 0 or math.ceil(count_bytes() / _PAGE_BYTES) + _SPARE_PAGES <= free

@@ -7,21 +7,13 @@ import os
 
 __all__ = ["make_memory_file"]
 
-# Linux 6.3. Where the system wants each program to say so (`vm.memfd_noexec`), it refuses those that do not.
+# Linux 6.3. If `vm.memfd_noexec` requires this flag, the system refuses memfds without it.
 _NOEXEC_SEAL = 0x8
 _DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 
 def make_memory_file(name: str, flags: int = os.MFD_CLOEXEC) -> int:
-    """Return the descriptor of new memory.
-
-    Args:
-        name: What lists of open files show.
-        flags: As of `os.memfd_create`.
-
-    Raises:
-        OSError: There is none; the text says whether it is denied.
-    """
+    """Return the descriptor of new memory."""
     try:
         try:
             return os.memfd_create(name, flags)
@@ -30,7 +22,7 @@ def make_memory_file(name: str, flags: int = os.MFD_CLOEXEC) -> int:
     except OSError as error:
         if error.errno not in _DENIED:
             raise
-        # No PermissionError, which says that another user might: what denies it is a filter of system calls.
+        # Not a PermissionError, which suggests another user: a filter of system calls denies it.
         raise _MemoryDeniedError(
             errno.ENOSYS,
             f"memfd_create: {error.strerror}. All tensors pass in memory of that kind: allow the system call in the "

@@ -17,18 +17,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(channel: socket.socket, parent: int | None = None) -> None:
-    """Have the system kill this process when its parent ends, whatever this process does from here on.
+    """Have the system kill this process when its parent ends.
 
-    Args:
-        channel: A connection to whom it is for; where that has ended already, this process ends, too.
-        parent: Its parent; where that is another one already, this process ends, too.
+    If `parent` or the peer of `channel` has already ended, this process ends now.
     """
-    # As soon as it can be.
+    # As early as possible.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     poller = select.poll()
     poller.register(channel, POLLRDHUP)
     if poller.poll(0) or (parent is not None and os.getppid() != parent):
-        # Gone before the signal was asked for: nobody will send it.
+        # The parent ended before the signal was requested, so nobody would send it.
         os._exit(1)
 
 
@@ -39,7 +37,7 @@ def unblock_signals() -> None:
 
 def give_back_memory() -> None:
     """Give the system what has been freed: glibc keeps it for the next that ask, and each process would."""
-    # Other C libraries have no such function.
+    # Other C libraries lack this function.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -20,11 +20,7 @@ class PeerCredentials(NamedTuple):
 
 
 def peer_credentials(channel: socket.socket) -> PeerCredentials:
-    """Return the credentials of the peer of a connected unix socket.
-
-    Raises:
-        OSError: It has none.
-    """
+    """Return the credentials of the peer of a connected unix socket."""
     return PeerCredentials(
         *_CREDENTIALS.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     )

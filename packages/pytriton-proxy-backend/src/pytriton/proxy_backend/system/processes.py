@@ -15,17 +15,13 @@ __all__ = ["OutputLines", "describe_exit", "open_pidfd", "quote_lines", "residen
 
 _READ_BYTES = 65536
 _LINE_BYTES = 16384
-# A process that inherited the pipe may hold it open after the end of the child.
+# Another process that inherited the pipe may keep it open after the child's end.
 _LAST_OUTPUT_DEADLINE_S = 0.5
 _QUOTED_LINES = 20
 
 
 class OutputLines:
-    """Splits what a child process writes into its pipe, which does not block, into lines.
-
-    Args:
-        on_line: Called with each line that is not empty, escaped, up to a length that a log can take.
-    """
+    """Splits the output of a child process into lines; `on_line` gets each line that is not empty, escaped and cut."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
@@ -68,9 +64,7 @@ class OutputLines:
 def describe_exit(exit_code: int | None, memory_kills: MemoryKills | None = None) -> str:
     """Say in words how a process ended, such as `was killed by signal 9 (SIGKILL)`.
 
-    Args:
-        exit_code: As in `subprocess.Popen.returncode`: negative for a signal. None is unknown.
-        memory_kills: What has looked since the start of the process, where SIGKILL did not come from this program.
+    None is an unknown exit code; `memory_kills` tells whether the system killed it for lack of memory.
     """
     if exit_code is None:
         return "ended with an unknown exit code"
@@ -86,12 +80,7 @@ def describe_exit(exit_code: int | None, memory_kills: MemoryKills | None = None
 
 
 def quote_lines(lines: Sequence[str], what: str = "lines") -> str:
-    """Render the last lines that a process wrote for the end of an error's text.
-
-    Args:
-        lines: The lines, oldest first.
-        what: What they are called in the text.
-    """
+    """Render the last lines that a process wrote for the end of an error's text."""
     if not lines:
         return " It wrote nothing to its output."
     last = lines[-_QUOTED_LINES:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Of the container, or of the machine, as its own processes see them: version 2 of control groups, and version 1.
+# The quota of the container or machine, as its own processes see it: control groups version 2, and version 1.
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _OLD_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 _OLD_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -15,7 +15,7 @@ def usable_processors() -> float:
     """Return how many processors this process may use at the same time, by its affinity and its container's quota."""
     try:
         usable = float(len(os.sched_getaffinity(0)))
-    except OSError:  # in a sandbox that denies even the question
+    except OSError:  # a sandbox may deny the question
         usable = float(os.cpu_count() or 1)
     for files in ((_QUOTA,), (_OLD_QUOTA, _OLD_PERIOD)):
         try:
@@ -23,5 +23,5 @@ def usable_processors() -> float:
             if quota != "max" and int(quota) > 0:
                 usable = min(usable, int(quota) / int(period))
         except (OSError, ValueError):
-            continue  # there is no such file, or none of that form: nobody set a quota
+            continue  # no such file, or another form: no quota is set
     return usable

@@ -11,13 +11,13 @@ from .control_groups import read_own_group
 
 __all__ = ["advise", "advise_threads", "explain", "is_exhausted", "is_without_threads"]
 
-# The text of ENFILE, of which a whole machine has too many, begins with that of EMFILE.
+# The text of ENFILE, a limit of the whole machine, begins with that of EMFILE.
 _TEXT = os.strerror(errno.EMFILE)
 _WHOLE_MACHINE = os.strerror(errno.ENFILE)
 _TOO_LARGE = os.strerror(errno.EFBIG)
 _NO_MEMORY = re.compile(rf"std::bad_alloc|{os.strerror(errno.ENOMEM)}")
 _NO_LIBRARY = "cannot open shared object file"
-# Of Python; of what C++ ends a process with; of gRPC.
+# The texts of Python, of a C++ program that ends, and of gRPC.
 _NO_THREAD = "can't start new thread"
 _NO_THREADS = re.compile(
     rf"{_NO_THREAD}|'std::system_error'\n\W*what\(\): +{os.strerror(errno.EAGAIN)}|pthread_create failed"
@@ -35,12 +35,7 @@ def is_without_threads(error: BaseException) -> bool:
 
 
 def explain(error: OSError, advice: str = "") -> str:
-    """Return the text of an error of the system, and what to do.
-
-    Args:
-        error: The error.
-        advice: What to do, unless it is about something that has run out.
-    """
+    """Return the text of a system error with `advice`; if a resource has run out, with the advice for that."""
     text = error.strerror or str(error)
     return " ".join(filter(None, [f"{text}.", advise(text) or advice]))
 

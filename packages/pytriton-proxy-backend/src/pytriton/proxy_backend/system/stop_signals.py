@@ -22,7 +22,7 @@ class StopSignals:
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
-        # A process that a callable forks shall end by them, as others do.
+        # A process that a callable forks must end by these signals.
         call_in_child(self, StopSignals._restore)
 
     def __exit__(self, *_: object) -> None:

@@ -14,15 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def keep_on(step: Callable[[], object], what: str) -> bool:
-    """Do one step of a thread that looks after something, and goes on whatever the step raises.
-
-    Args:
-        step: What to do.
-        what: What has failed where it raises, for the log.
-
-    Returns:
-        Whether it has raised nothing.
-    """
+    """Do one step of a thread that has to go on whatever happens; log an error, and return whether there was none."""
     try:
         step()
     except Exception:
@@ -32,15 +24,9 @@ def keep_on(step: Callable[[], object], what: str) -> bool:
 
 
 def call_safely(function: Callable[..., object], *arguments: Any, **more: Any) -> bool:
-    """Call what is not ours, or must not stop what is to follow; return whether it has raised nothing.
+    """Call code that is not ours, or that must not stop what follows; return whether it raised nothing.
 
-    What it raises is written to standard error, as logging does where a handler fails: a filter of the program that
-    fails may be what was called.
-
-    Args:
-        function: What to call.
-        arguments: Its arguments.
-        more: Its keyword arguments.
+    Errors go to standard error, because the called code may be a filter of the log.
     """
     try:
         function(*arguments, **more)
@@ -49,7 +35,7 @@ def call_safely(function: Callable[..., object], *arguments: Any, **more: Any) -
             try:
                 traceback.print_exc(file=sys.stderr)
             except (OSError, ValueError):
-                # Nobody is there to be told.
+                # Nobody can be told.
                 return False
         return False
     return True

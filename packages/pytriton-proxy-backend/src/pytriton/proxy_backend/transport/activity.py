@@ -27,15 +27,7 @@ class EndpointActivity:
 
 
 def ask_activity(endpoint: Path, timeout_s: float) -> EndpointActivity | None:
-    """Ask a native proxy backend what it is at.
-
-    Args:
-        endpoint: Its socket.
-        timeout_s: How long it may take to answer, in seconds.
-
-    Returns:
-        Its answer; `None` where there is none, as from one that is stopped or gone.
-    """
+    """Ask a native proxy backend what it is doing; `None` if it does not answer in time."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.settimeout(timeout_s)

@@ -33,12 +33,12 @@ from ..wire.layout import align
 from ..wire.record import Record
 
 _FIRST_SEGMENT = 1 << 20
-# Room for the metadata of a record in front of arrays that are lent: enough for the responses to 300 requests.
+# Space for the metadata of a record before lent arrays: enough for the responses to 300 requests.
 _BEFORE_LENT = 16 << 10
-# Not named by Python's mmap, or not by that of every version; the same on all platforms that have a tritonserver.
+# Python's mmap does not define these in every version; they are the same on all platforms of tritonserver.
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
-# Names of Linux that Python's fcntl has on every version we support; the seals make a read of a peer's memory safe.
+# Python's fcntl defines these in every supported version; the seals make reading a peer's memory safe.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -72,13 +72,7 @@ class NewSegment:
 
 @dataclass
 class _LentBlock:
-    """A block with arrays of a callable.
-
-    Attributes:
-        block: See above.
-        record: Where a record begins in it that was sent and is not read yet.
-        has_views: Whether arrays may be left.
-    """
+    """A block with arrays of a callable: where an unread record begins in it, and whether arrays may be left."""
 
     block: OwnedBlock
     record: Place | None = None
@@ -94,10 +88,10 @@ class OwnArena:
         self.in_use = 0
         self._segments: list[_OwnedSegment] = []
         self._next = 1
-        # The block that was given back last, with its size: mostly the next one is of the same size.
+        # The block that was given back last, with its size, because the next one mostly has the same size.
         self._spare: tuple[int, OwnedBlock] | None = None
         self._lent: dict[int, _LentBlock] = {}  # by the address of the first array
-        self._records: dict[Place, int] = {}  # that lie in those
+        self._records: dict[Place, int] = {}  # the records inside lent blocks
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
 
     def allocate(self, length: int) -> OwnedBlock | None:
@@ -128,11 +122,7 @@ class OwnArena:
         return self.size + align(max(length, 1)) <= self.budget
 
     def add_segment(self, length: int) -> NewSegment:
-        """Add a segment with room for `length` bytes.
-
-        Raises:
-            ArenaFullError: If the budget does not allow it, or the system has no memory or descriptor for it.
-        """
+        """Add a segment with room for `length` bytes."""
         if not self.can_grow(length):
             raise ArenaFullError(
                 f"{length} bytes of outputs do not fit: the arena may have {self.budget} bytes and {self.in_use} of "
@@ -144,7 +134,7 @@ class OwnArena:
         size = max(_FIRST_SEGMENT, self.size)
         while size < length:
             size *= 2
-        # Never less than asked for; unused pages of a memfd take no memory.
+        # At least the requested size; unused pages of a memfd take no memory.
         size = align(max(min(size, self.budget - self.size), length))
         try:
             fd, memory = _make_segment(size)
@@ -163,9 +153,9 @@ class OwnArena:
         return NewSegment(number, size, fd)
 
     def lend(self, length: int) -> ViewedBlock | None:
-        """Take `length` bytes for arrays that are sent from where they are; `None` where no segment has them free.
+        """Take `length` bytes for arrays that are sent without a copy; `None` if no segment has them free.
 
-        The block is in use while a view of it is left, and while a record in it is.
+        The block is in use while a view of it, or a record in it, exists.
         """
         self._take_back()
         block = self.allocate(lent_size(length))
@@ -184,9 +174,9 @@ class OwnArena:
         return address in self._lent
 
     def block_around(self, record: Record) -> OwnedBlock | None:
-        """Return where a record goes whose payloads are all of such arrays, in their order, and stay where they are.
+        """Return where a record goes whose payloads are such arrays, in their order, so that they stay where they are.
 
-        `None` where they are not, or another record that lies there is in use.
+        `None` if they are not, or if another record there is in use.
         """
         address = address_of_payloads(record) if self._lent else None
         lent = None if address is None else self._lent.get(address)
@@ -242,7 +232,7 @@ class OwnArena:
 
     def has_idle(self) -> bool:
         """Return whether `trim` may have something to give back later."""
-        # The spare block counts as used until `trim` takes it back, and so do those whose arrays are gone.
+        # The spare block counts as used until `trim` takes it back, and so do blocks whose arrays are gone.
         return (
             self._spare is not None
             or bool(self._returned)
@@ -316,13 +306,10 @@ def _make_segment(size: int) -> tuple[int, mmap.mmap]:
 
 
 def map_shared(fd: int, size: int) -> mmap.mmap:
-    """Map a memfd, and keep no descriptor of it: a forked child would have it, too.
+    """Map a memfd without keeping its descriptor, which a forked child would inherit.
 
-    An `mmap` of Python duplicates the descriptor that it is given (before 3.13, always), so it gets memory without
-    one, whose pages are then replaced.
-
-    Raises:
-        OSError: The system gives no memory.
+    Python's `mmap` duplicates the descriptor (before 3.13, always), so it maps anonymous memory, whose pages are then
+    replaced.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     address = address_of(memory)
@@ -336,7 +323,7 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
 
 def address_of(memory: mmap.mmap) -> int:
     """Return where a mapping begins; valid as long as the mapping is there."""
-    # While the anchor is there, the memory cannot be closed.
+    # The memory cannot be closed while this object exists.
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -344,7 +331,7 @@ def address_of(memory: mmap.mmap) -> int:
 def _c_mmap() -> Callable[..., int | None]:
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
-    # off_t has the width of a long wherever this runs.
+    # off_t is as wide as a long on all of these platforms.
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
     made: Callable[..., int | None] = function
     return made
@@ -353,8 +340,8 @@ def _c_mmap() -> Callable[..., int | None]:
 class ViewedBlock(np.ndarray[Any, Any]):
     """A block of an arena that lives as long as any numpy view of it.
 
-    A subclass, because numpy lets a view hold on to the owner of its memory and skips plain arrays in between; views
-    are made with `numpy.ndarray(buffer=block)` and are plain arrays themselves.
+    It is a subclass, because numpy keeps the owner of the memory and skips plain arrays in between; views come from
+    `numpy.ndarray(buffer=block)` and are plain arrays.
     """
 
     __slots__ = ("place", "released")
@@ -363,7 +350,7 @@ class ViewedBlock(np.ndarray[Any, Any]):
     released: collections.deque[tuple[int, int]]
 
     def __del__(self) -> None:
-        # Runs in whatever thread drops the last view, also inside the garbage collector: only append here.
+        # This runs in whichever thread drops the last view, maybe in the garbage collector, so it may only append.
         place = getattr(self, "place", None)
         if place is not None:
             self.released.append(place)
@@ -383,11 +370,7 @@ class PeerArena:
         self._segments: dict[int, mmap.mmap] = {}
 
     def attach(self, number: int, fd: int, size: int) -> None:
-        """Map a segment; takes `fd` over.
-
-        Raises:
-            ProtocolError: If `fd` is no memfd of `size` bytes sealed against shrinking.
-        """
+        """Map a segment; takes `fd` over."""
         try:
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -412,11 +395,7 @@ class PeerArena:
         return self._segments.get(number)
 
     def block(self, number: int, offset: int, length: int) -> tuple[ViewedBlock, mmap.mmap]:
-        """Return a view of `length` bytes that reports the block as released when it and all views of it are gone.
-
-        Returns:
-            The view, and the segment that it is a piece of.
-        """
+        """Return a view of `length` bytes and its segment; the block is released when all views are gone."""
         memory = self._segments[number]
         block = ViewedBlock.__new__(ViewedBlock, (length,), np.uint8, memory, offset)
         block.released = self.released

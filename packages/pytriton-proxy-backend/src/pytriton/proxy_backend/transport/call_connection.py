@@ -74,15 +74,7 @@ class Call:
         self._cancel(self)
 
     def result(self, timeout_s: float | None = None) -> CallResult:
-        """Wait for the next answer.
-
-        Args:
-            timeout_s: For how long, in seconds; the call is cancelled after that.
-
-        Raises:
-            TimeoutError: If it does not come in time.
-            StopIteration: If there is none any more.
-        """
+        """Wait for the next answer."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._results or self._ended, timeout_s):
                 self._cancel(self)
@@ -147,16 +139,7 @@ class Call:
 
 
 class CallConnection:
-    """Sends calls and gives each its answers. Thread-safe.
-
-    Args:
-        endpoint: The socket of a native proxy backend.
-        name: What the worker calls itself, for logs.
-
-    Raises:
-        AttachError: If the proxy backend refuses, or takes no calls as an older one.
-        OSError: If nobody listens there, or the system is out of descriptors or memory.
-    """
+    """Sends calls, and gives each its answers. Thread-safe."""
 
     def __init__(self, endpoint: Path, name: str) -> None:
         self._lock = threading.Lock()
@@ -208,18 +191,7 @@ class CallConnection:
     def ask(
         self, operation: Operation, request: RequestData | None = None, *, timeout_s: float | None = None, **fields: Any
     ) -> int:
-        """Make a call, see `CallsProtocol.call`, and wait for its value.
-
-        Args:
-            operation: What is asked.
-            request: What goes with it.
-            timeout_s: How long to wait, in seconds; the call is cancelled after that.
-            **fields: The rest.
-
-        Raises:
-            CallFailedError: If it fails.
-            TimeoutError: If there is no answer in time.
-        """
+        """Make a call, see `CallsProtocol.call`, and wait for its value; the call is cancelled after `timeout_s`."""
         result = self.start(operation, request, None, **fields).result(timeout_s)
         if result.error is not None:
             raise result.error
@@ -234,15 +206,7 @@ class CallConnection:
     ) -> Call:
         """Make a call, see `CallsProtocol.call`.
 
-        Args:
-            operation: What is asked.
-            request: What goes with it.
-            on_response: Gets the answers, in the thread of the connection; `None` keeps them in the call.
-            **fields: The rest.
-
-        Raises:
-            CallFailedError: If the inputs do not fit into the budget of shared memory.
-            ConnectionLostError: If the server is gone.
+        `on_response` gets the answers in the thread of the connection; `None` keeps them in the call.
         """
         record = None if request is None else self._writer.lay_out(request)
         call = Call(self._cancel, on_response)
@@ -270,7 +234,7 @@ class CallConnection:
     def discard(self, operation: Operation, number: int) -> None:
         """Have a thing deleted, soon; may be called by a finalizer, at whatever place."""
         self._discarded.append((operation, number))
-        # A finalizer may run inside of what holds the lock in this very thread; then the next message brings it along.
+        # A finalizer may run while this thread holds the lock; then the next message carries it.
         if self._lock.acquire(blocking=False):
             try:
                 self._send_discarded()
@@ -301,7 +265,7 @@ class CallConnection:
             if length <= self._outputs.budget and not self._outputs.can_grow(length):
                 unused = self._outputs.drop_unused()
                 self._send([pack_segment_close(number) for number in unused])
-                # Blocks that calls in flight have come back.
+                # Wait until calls in flight give blocks back.
                 if not unused and self._room.wait(max(0.0, deadline - time.monotonic())):
                     continue
                 if unused:
@@ -309,7 +273,7 @@ class CallConnection:
             self._announce(length)
 
     def _announce(self, length: int) -> None:
-        segment = self._outputs.add_segment(length)  # raises, with the numbers, where the budget does not allow it
+        segment = self._outputs.add_segment(length)  # raises an error with the numbers if the budget does not allow it
         try:
             socket.send_fds(self._socket, [pack_segment(segment.number, segment.size)], [segment.fd])
         except OSError as error:
@@ -352,7 +316,7 @@ class CallConnection:
         except OSError as error:
             ending = _lost(error)
         except Exception as error:
-            # Whoever waits for an answer must not wait for ever.
+            # Callers must not wait for ever.
             call_safely(logger.exception, "The answers to calls cannot be read: their connection is closed")
             ending = ConnectionLostError(f"the connection for calls failed: {type(error).__name__}: {error}")
         self._end(ending)
@@ -380,7 +344,7 @@ class CallConnection:
                 return
             call = self._pending.pop(number) if flags & BATCH_DONE else self._pending[number]
         result = self._read(header, size)
-        # What is told may be the model's.
+        # The function that gets the answer may be the model's.
         call_safely(call.deliver, result)
 
     def _read(self, header: Header, size: int) -> CallResult:
@@ -409,7 +373,7 @@ class CallConnection:
             self._pending.clear()
             self._room.notify_all()
             self._socket.close()
-            # What views of users do not hold goes now, not with the last reference to this object.
+            # What the user's views do not hold is freed now, and not with the last reference to this object.
             self._protocol.end()
             self._outputs = OwnArena(0)
             self._inputs = PeerArena()
@@ -425,7 +389,7 @@ class CallConnection:
             self._thread.join()
 
     def _end_in_child(self) -> None:
-        # A child that was forked has the descriptor and not the thread, and perhaps a lock that nobody will release.
+        # A forked child has the descriptor but not the thread, and maybe a lock that stays held.
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._ending = ConnectionLostError("this process was forked from the one that has the connection")

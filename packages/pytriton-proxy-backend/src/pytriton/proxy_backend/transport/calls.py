@@ -27,16 +27,7 @@ class Calls:
     """What a worker may ask of the server. Thread-safe; all but `infer`, `log` and the discarding of metrics wait."""
 
     def __init__(self, endpoint: Path, name: str) -> None:
-        """Connect.
-
-        Args:
-            endpoint: The socket of a native proxy backend.
-            name: What the worker calls itself, for logs.
-
-        Raises:
-            AttachError: If the proxy backend refuses, or takes no calls as an older one.
-            OSError: If nobody listens there, or the system is out of descriptors or memory.
-        """
+        """Connect to a native proxy backend; `name` is for its log."""
         self._connection = CallConnection(endpoint, name)
 
     def infer(
@@ -56,31 +47,11 @@ class Calls:
         stream: bool = False,
         on_response: Callable[[CallResult], object] | None = None,
     ) -> Call:
-        """Have a model of the server infer. The inputs are copied before this returns.
+        """Have a model of the server infer; the inputs are copied before this returns.
 
-        Args:
-            model: Its name.
-            inputs: Its inputs by name.
-            outputs: The outputs that are wanted; all where there are none.
-            version: Its version; -1 is the one that Triton chooses.
-            request_id: Id of the request.
-            correlation_id: Of a sequence.
-            flags: Of a sequence, `RequestFlag`.
-            priority: Of the request; 0 is the model's default.
-            timeout_us: How long it may wait in the model's queue, in microseconds.
-            parameters: Request parameters.
-            parent: Number of the batch, and place of the request in it, for which this is done: it is traced with that.
-            stream: Whether any number of responses may come, as from a decoupled model.
-            on_response: Called with each answer, in the thread that reads them; the call itself then has none.
-
-        Returns:
-            The call. What is wrong with the request is its answer, an error.
-
-        Raises:
-            ArenaFullError: If the inputs do not fit into the budget of shared memory.
-            ConnectionLostError: If the server is gone.
-            TypeError: If Triton has no such dtype.
-            ValueError: If a string or the name of the model cannot be carried.
+        No outputs means all; version -1 is Triton's choice; priority 0 is the model's default. `parent` is the batch
+        and request on whose behalf the call is traced. `on_response` gets each answer in the thread that reads them;
+        without it, the returned call has them. An invalid request is answered with an error.
         """
         request = RequestData(
             inputs, outputs, request_id, priority, timeout_us, correlation_id, flags, "", parameters or {}
@@ -95,15 +66,9 @@ class Calls:
         files: Mapping[str, bytes] | None = None,
         config: str = "",
     ) -> None:
-        """Load a model, and wait until that is done.
+        """Load a model, and wait for that.
 
-        Args:
-            name: Its name.
-            files: Files of it by path, as `file:1/model.onnx`, in place of those in the repository.
-            config: Its configuration as JSON, in place of that in the repository.
-
-        Raises:
-            CallFailedError: If it cannot be loaded.
+        `files` (by path, such as `file:1/model.onnx`) and `config` replace those of the repository.
         """
         inputs: dict[str, Array] = {path: np.frombuffer(data, np.uint8) for path, data in (files or {}).items()}
         self._connection.ask(
@@ -111,35 +76,17 @@ class Calls:
         )
 
     def unload_model(self, name: str, *, dependents: bool = False, timeout_s: float | None = None) -> None:
-        """Have a model unloaded. Its end may come later.
-
-        Args:
-            name: Its name.
-            dependents: Whether the models of an ensemble are unloaded with it.
-            timeout_s: How long to wait for the answer, in seconds; as long as the server runs by default.
-
-        Raises:
-            CallFailedError: If that cannot be.
-            TimeoutError: If there is no answer in time.
-        """
+        """Ask the server to unload a model, and the models of an ensemble if `dependents`; its end may come later."""
         self._connection.ask(Operation.UNLOAD_MODEL, text=name, subject=int(dependents), timeout_s=timeout_s)
 
     def is_model_ready(self, name: str, version: int = -1) -> bool:
-        """Return whether a model is ready.
-
-        Raises:
-            CallFailedError: If there is no such model.
-        """
+        """Return whether a model is ready."""
         return bool(self._connection.ask(Operation.MODEL_READY, text=name, subject=version))
 
     def metric_family(self, name: str, description: str, kind: int) -> int:
-        """Make a metric family, which lasts as long as this connection: `kind` 0 counts, 1 is a gauge, 2 a histogram.
+        """Make a metric family, which lasts as long as this connection, and return its number.
 
-        Returns:
-            Its number.
-
-        Raises:
-            CallFailedError: If Triton refuses it; the same for all that follows.
+        `kind` 0 is a counter, 1 a gauge, 2 a histogram.
         """
         request = RequestData({}, parameters={"description": description})
         return self._connection.ask(Operation.METRIC_FAMILY, request, text=name, subject=kind)
@@ -174,28 +121,14 @@ class Calls:
         self._connection.discard(Operation.METRIC_FAMILY_DELETE, family)
 
     def log(self, level: int, message: str, file: str = "", line: int = 0) -> None:
-        """Write a record into Triton's log; does not wait for that.
-
-        Args:
-            level: Triton's: 0 informs, 1 warns, 2 is an error, 3 is verbose.
-            message: The text.
-            file: The source file that it comes from.
-            line: The line there.
-        """
+        """Write a record into Triton's log without waiting. Levels: 0 info, 1 warning, 2 error, 3 verbose."""
         request = RequestData({}, parameters={"message": message.replace("\0", "\\0")})
         self._connection.start(Operation.LOG, request, _log_refused, text=file, subject=level, value=float(line))
 
     def next_readiness_question(self, answered: int = 0, is_ready: bool = False, failure: str = "") -> int:
         """Wait until the server asks whether the model of this worker is ready; return the number of the question.
 
-        Args:
-            answered: The question that the others answer; 0 is none.
-            is_ready: Whether it is.
-            failure: Why that could not be found out, instead.
-
-        Raises:
-            CallFailedError: If the proxy backend is older, and never asks.
-            ConnectionLostError: If the server is gone, or this was closed.
+        The other arguments answer the question before; `answered` 0 is none.
         """
         return self._connection.ask(Operation.READINESS, subject=answered, value=float(is_ready), text=failure)
 

@@ -19,12 +19,12 @@ OBJECT_BYTES = 16
 @functools.cache
 def _load() -> ModuleType | None:
     if object.__basicsize__ != OBJECT_BYTES:
-        # A free-threaded one does not look for a file of this name; if one did, it would crash.
+        # A free-threaded interpreter does not look for a file of this name, and would crash with it.
         return None
     try:
         return importlib.import_module(f"{__name__.rpartition('.wire.')[0]}._accelerator")
     except ImportError:
-        # Not built for this platform, or not for such an interpreter; a copy of this folder may stand alone, too.
+        # The module is not built for this platform or interpreter, or this folder was copied without it.
         return None
 
 

@@ -60,17 +60,7 @@ class BatchMetadata(Metadata):
     )  # fmt: skip
 
     def __init__(self, raw: bytes, head: Head, batching: bool) -> None:
-        """Read and check.
-
-        Args:
-            raw: The record up to its payloads.
-            head: What its header says of the rest.
-            batching: Whether tensors have a batch axis.
-
-        Raises:
-            ProtocolError: If the metadata are malformed; says what was expected and what came.
-            TypeError: If a tensor's dtype has no numpy type here.
-        """
+        """Read and check."""
         super().__init__(raw)
         count, tensor_count, record_length, entries, tensors = self.head = head
         if count == 0:
@@ -97,12 +87,10 @@ class BatchMetadata(Metadata):
         self.is_untraced = False
 
     def for_record(self, raw: bytes, *, resized: bool) -> BatchMetadata:
-        """Return those of another record, which differs in nothing but what `fixed` leaves out.
+        """Return the metadata of another record that differs only in what `fixed` leaves out.
 
-        Args:
-            raw: The record up to its payloads.
-            resized: Whether rows, dimensions or places of payloads differ, which whoever says so has checked. The
-                result has no `tensors` and no `columns` then.
+        If `resized`, rows, dimensions or places of payloads differ, which the caller has checked; the result then has
+        no `tensors` and `columns`.
         """
         made = object.__new__(BatchMetadata)
         for name in BatchMetadata.__slots__:
@@ -125,15 +113,11 @@ class BatchMetadata(Metadata):
         return made
 
     def fixed(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-        """Return what is the same in all batches whose inputs and wanted outputs look alike, but for their sizes.
+        """Return the pieces that are equal in all batches which look alike, and the places of text references.
 
-        Nothing reads the rest before somebody asks for it (ids, priorities, timeouts, sequences, values of parameters)
-        or it is a size: rows, dimensions and places of payloads. To be called after `has_trace`, which has looked at
-        the parameters.
-
-        Returns:
-            Offset and length of each piece, and the places of references to texts: the text is the same, wherever it
-            lies.
+        Pieces are pairs of offset and length. Left out are sizes (rows, dimensions, places of payloads), and what
+        nothing reads before it is asked for (ids, priorities, timeouts, sequences, values of parameters). `has_trace`
+        must have been called.
         """
         count, tensor_count, _, entries, tensors = self.head
         fixed: dict[tuple[int, int], None] = {}
@@ -205,17 +189,7 @@ class Batch:
         batching: bool,
         columns: dict[str, Array],
     ) -> None:
-        """Take what was read of a record.
-
-        Args:
-            metadata: Its metadata.
-            block: The record.
-            number: The batch.
-            received_ns: When the proxy backend got it.
-            sent_ns: When the proxy backend sent it.
-            batching: Whether the tensors have a batch axis.
-            columns: The inputs that all requests share.
-        """
+        """Take what was read of a record."""
         self.metadata = metadata
         self.number = number
         self.received_ns = received_ns
@@ -225,7 +199,7 @@ class Batch:
         self.uniform_outputs = metadata.uniform_outputs
         self._block = block
         self._batching = batching
-        self._own_inputs: list[dict[str, Array]] | None = None  # by request, where inputs differ
+        self._own_inputs: list[dict[str, Array]] | None = None  # by request, if inputs differ
 
     def add_input(self, tensor: TensorEntry, array: Array) -> None:
         """Add an input, of all requests or of one."""
@@ -286,24 +260,15 @@ class Batch:
 
 
 class BatchReader:
-    """Reads batch records; keeps their metadata, since most look like an earlier one in all but their payloads.
-
-    Attributes:
-        batching: Whether the tensors have a batch axis.
-    """
+    """Reads batch records, and keeps their metadata, because most differ from an earlier one in payloads only."""
 
     def __init__(self, batching: bool) -> None:
         self.batching = batching
         self._known: dict[bytes, BatchMetadata] = {}
 
     def metadata(self, raw: bytes, head: Head) -> BatchMetadata:
-        """Read metadata, or find those of an earlier record that were the same; raises as `BatchMetadata`.
-
-        Args:
-            raw: The record up to its payloads.
-            head: What its header said of the rest, when it was read before.
-        """
-        # All but the header, whose numbers are compared: they were read before this copy was made.
+        """Read metadata, or find those of an earlier record that were the same; raises as `BatchMetadata`."""
+        # Without the header, whose numbers are compared: they were read before this copy was made.
         key = raw[layout.RECORD.size :]
         known = self._known.get(key)
         if known is None or known.head != head:
@@ -315,22 +280,14 @@ class BatchReader:
         return known
 
     def read(self, block: Any, memory: Any, start: int, number: int) -> Batch:
-        """Read a record.
+        """Read a record in `block`, a piece of `memory` at `start`, from which reading costs less.
 
-        Args:
-            block: The record and nothing else, as a buffer that lives as long as any view of it.
-            memory: What it is a piece of: reading from it costs less than from the block.
-            start: Where it begins there.
-            number: The batch that it is announced for.
-
-        Raises:
-            ProtocolError: If the record is malformed; says what was expected and what came.
-            TypeError: If a tensor's dtype has no numpy type here.
+        `number` is the batch that was announced.
         """
         _, count, tensor_count, _, metadata_length, record_length, entries, tensors, received_ns, sent_ns = read_header(
             memory, start, len(block), layout.BATCH_MAGIC, number
         )
-        # One copy: what is checked is what is used, whatever happens to the memory in between.
+        # One copy, so that what is checked is what is used, whatever happens to the memory meanwhile.
         metadata = self.metadata(
             memory[start : start + metadata_length], (count, tensor_count, record_length, entries, tensors)
         )
@@ -343,7 +300,7 @@ class BatchReader:
         try:
             for name, shape, dtype, offset in metadata.columns:
                 columns[name] = np.ndarray(shape, dtype, block, offset)
-        except ValueError as error:  # of dimensions that are too many or, beside a 0, too large
+        except ValueError as error:  # too many dimensions, or too large ones beside a 0
             raise ProtocolError(f"input '{name}': {error}") from error
         return batch
 
@@ -379,19 +336,7 @@ class RequestData:
 
 
 def lay_out_batch(requests: Sequence[RequestData], *, batching: bool, received_ns: int = 0, sent_ns: int = 0) -> Record:
-    """Lay a batch record out, each input once and contiguous.
-
-    Args:
-        requests: Its requests.
-        batching: Whether tensors have a batch axis.
-        received_ns: When Triton gave the batch, on the clock of `time.monotonic_ns`.
-        sent_ns: When it goes to the worker, likewise.
-
-    Raises:
-        TypeError: If Triton has no such dtype.
-        ValueError: If a text or a string cannot be carried.
-        ProtocolError: If there is more text than the protocol allows.
-    """
+    """Lay a batch record out, each input once and contiguous."""
     tensors = _join_inputs(requests, batching)
     lists = list(dict.fromkeys(tuple(request.outputs) for request in requests))
     parameter_count = sum([len(request.parameters) for request in requests])
@@ -425,7 +370,7 @@ class RequestWriter:
         ]  # fmt: skip
         arrays = list(request.inputs.values())
         for name, array in request.inputs.items():
-            if array.dtype.kind not in "biufV":  # strings, whose length is no matter of their shape
+            if array.dtype.kind not in "biufV":  # the length of strings does not follow from their shape
                 return lay_out_batch([request], batching=False)
             look += (name, array.dtype, array.shape)
         if request.parameters or request.trace_context:

@@ -32,16 +32,12 @@ _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
 _CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
 
 
-# Who wants BF16 tensors to be bits.
+# The objects that want BF16 tensors as bits.
 _carriers: set[object] = set()
 
 
 def carry_bf16_bits(carrier: object) -> None:
-    """Have BF16 tensors be arrays of `BF16_BITS` in this process, whether or not numpy could have a type for them.
-
-    Args:
-        carrier: Who wants it, until `release_bf16_bits`.
-    """
+    """Make BF16 tensors arrays of `BF16_BITS` in this process until `carrier` calls `release_bf16_bits`."""
     _carriers.add(carrier)
     _NUMPY_OF_CODE[BF16_CODE] = BF16_BITS
 
@@ -54,11 +50,7 @@ def release_bf16_bits(carrier: object) -> None:
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """Return the numpy dtype of a Triton data type number; `object` (of `bytes`) for strings.
-
-    Raises:
-        TypeError: If numpy has no such type, or has it only with the `ml_dtypes` package, which is not installed.
-    """
+    """Return the numpy dtype of a Triton data type number; `object` (of `bytes`) for strings."""
     dtype = _NUMPY_OF_CODE.get(code)
     if dtype is not None:
         return dtype
@@ -77,11 +69,7 @@ def dtype_of(code: int) -> np.dtype[Any]:
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """Return the Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`, `T`) are BYTES.
-
-    Raises:
-        TypeError: If Triton has no such type, or its byte order is not the machine's.
-    """
+    """Return the Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`, `T`) are BYTES."""
     code = _CODE_OF_NUMPY.get(dtype)
     if code is not None:
         return code

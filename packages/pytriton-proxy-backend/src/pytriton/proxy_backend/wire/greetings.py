@@ -50,7 +50,7 @@ class Hello:
     def pack(self, kind: MessageType = MessageType.HELLO) -> bytes:
         """Return the packet, as from this process; CALLER is that of a connection for calls."""
         lines = f"\n{self.model_name}\n{self.tensors_digest}\n{self.memory_token.hex()}".rstrip("\n").encode()
-        # The name is for people: what is too long of it goes, what tells the model stays.
+        # The name is for people, so it is cut if it is too long; the identity of the model stays.
         name = self.name.replace("\n", " ").encode("utf-8", "replace")[: max(0, MAX_TEXT - len(lines))]
         return _pack(
             kind,
@@ -125,15 +125,7 @@ def _version(packet: Buffer) -> tuple[int, tuple[int, int]] | None:
 
 
 def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
-    """Read what a worker greets with.
-
-    Args:
-        packet: The packet.
-        decoupled: Whether its model is decoupled.
-
-    Raises:
-        GreetingError: If it is no HELLO, of another major version, or lacks what the model needs.
-    """
+    """Read what a worker greets with."""
     if len(packet) < _BODY + GREETING_VERSION.size:
         raise GreetingError(f"expected a greeting, got a packet of {len(packet)} bytes")
     kind, version = _version(packet) or (None, _OURS)
@@ -155,7 +147,7 @@ def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
     try:
         memory_token = bytes.fromhex(token)
     except ValueError:
-        memory_token = b""  # as good as none
+        memory_token = b""  # the same as none
     return Hello(
         name=name,
         model_name=model_name,
@@ -170,18 +162,13 @@ def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
 
 
 def parse_answer(packet: Buffer) -> Welcome:
-    """Read the answer to a greeting.
-
-    Raises:
-        VersionMismatchError: If the proxy backend speaks another major version.
-        AttachError: If it refuses, or is no proxy backend.
-    """
+    """Read the answer to a greeting."""
     if len(packet) < _BODY + GREETING_VERSION.size:
         raise AttachError(f"an answer of {len(packet)} bytes came to the greeting, which is too short for one")
     kind, version = _version(packet) or (None, _OURS)
     if kind is None:
         raise AttachError("the peer on this socket is not a pytriton proxy backend")
-    # Another major version promises no more than its magic and its version; what it has of the rest is worth showing.
+    # Another major version guarantees only its magic and version; the rest is shown as far as it can be read.
     fields = GREETING.unpack(bytes(packet[_BODY:_TEXT]).ljust(GREETING.size, b"\0"))
     max_in_flight, capabilities, model_flags, text_length, model_version, budget, idle_ms, timeout_ms = fields[5:]
     text = bytes(packet[_TEXT : _TEXT + text_length]).decode("utf-8", "replace")

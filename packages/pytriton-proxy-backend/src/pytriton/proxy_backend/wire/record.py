@@ -56,16 +56,7 @@ class TensorEntry(NamedTuple):
     length: int
 
     def array(self, buffer: Any, memory: Any, start: int) -> Array:
-        """Make its array: a view on `buffer`, for strings a copy.
-
-        Args:
-            buffer: The record.
-            memory: What the record is a piece of: reading from it may cost less.
-            start: Where the record begins in it.
-
-        Raises:
-            ProtocolError: If the payload does not hold the strings, or numpy has no such shape.
-        """
+        """Make its array: a view on `buffer`, for strings a copy."""
         try:
             if self.strings:
                 begin = start + self.offset
@@ -77,21 +68,7 @@ class TensorEntry(NamedTuple):
 
 
 def read_header(memory: Any, start: int, length: int, magic: int, number: int) -> tuple[int, ...]:
-    """Read the header of a record, and check its lengths.
-
-    Args:
-        memory: What the record lies in.
-        start: Where it begins.
-        length: The bytes that it may have.
-        magic: That of the record that is expected.
-        number: The batch that it is expected for.
-
-    Returns:
-        The fields of `layout.RECORD`.
-
-    Raises:
-        ProtocolError: If it is no such record.
-    """
+    """Read the header of a record, and check its lengths."""
     if length < layout.RECORD.size:
         raise ProtocolError(f"a {_KINDS[magic]} record of {length} bytes is shorter than its header")
     header = layout.RECORD.unpack_from(memory, start)
@@ -118,20 +95,12 @@ class Metadata:
         self.raw = raw
 
     def check_table(self, what: str, offset: int, count: int, size: int) -> None:
-        """Check that a table lies inside the metadata.
-
-        Raises:
-            ProtocolError: If it does not, or does not begin at a multiple of 8.
-        """
+        """Check that a table lies inside the metadata."""
         if count and (offset < layout.RECORD.size or offset % 8 or offset + count * size > len(self.raw)):
             raise ProtocolError(f"{count} {what} at {offset} do not lie inside {len(self.raw)} bytes of metadata")
 
     def text(self, offset: int, length: int) -> str:
-        """Return a text.
-
-        Raises:
-            ProtocolError: If it does not lie inside the metadata.
-        """
+        """Return a text."""
         raw = self.raw[offset : offset + length]
         if len(raw) != length:
             raise ProtocolError(f"a text of {length} bytes at {offset} lies outside the metadata")
@@ -144,11 +113,7 @@ class Metadata:
         return [self.text(refs[2 * i], refs[2 * i + 1]) for i in range(count)]
 
     def parameters(self, offset: int, count: int) -> dict[str, ParameterValue]:
-        """Return the parameters in a table.
-
-        Raises:
-            ProtocolError: If they are malformed.
-        """
+        """Return the parameters in a table."""
         self.check_table("parameters", offset, count, layout.PARAMETER.size)
         values: dict[str, ParameterValue] = {}
         for at in range(offset, offset + count * layout.PARAMETER.size, layout.PARAMETER.size):
@@ -167,18 +132,7 @@ class Metadata:
         return values
 
     def read_tensors(self, what: str, offset: int, count: int, record_length: int) -> list[TensorEntry]:
-        """Return the tensors in a table.
-
-        Args:
-            what: What errors call a tensor.
-            offset: Where the table is.
-            count: Its entries.
-            record_length: Of the whole record.
-
-        Raises:
-            ProtocolError: If they are malformed.
-            TypeError: If a dtype has no numpy type here.
-        """
+        """Return the tensors in a table."""
         self.check_table("tensors", offset, count, layout.TENSOR.size)
         return [self._tensor(what, offset + index * layout.TENSOR.size, record_length) for index in range(count)]
 
@@ -268,13 +222,7 @@ class Record:
         self.payloads = payloads
 
     def write(self, memory: Memory, start: int, number: int) -> None:
-        """Write it, once.
-
-        Args:
-            memory: Where to.
-            start: Where it begins there; `layout.length` bytes have to be free.
-            number: Its batch.
-        """
+        """Write it, once."""
         self.write_metadata(memory, start, number)
         is_small = memory.__class__ is mmap.mmap and self.layout.payload_bytes <= SMALL_RECORD_BYTES
         if not (is_small and self._copy_small(memory, start)):
@@ -312,21 +260,14 @@ class Record:
                 else:
                     memory[offset : offset + length] = payload
         except ValueError:
-            # Not contiguous, or of a dtype that Python's buffers do not know.
+            # Not contiguous, or of a dtype that Python's buffers do not support.
             return False
         return True
 
     def write_reference(self, memory: Memory, start: int, number: int, offset: int) -> int:
-        """Write it, once, without its payloads, which lie in the record of the batch as they would in this one.
+        """Write it once without its payloads, and return its length.
 
-        Args:
-            memory: Where to.
-            start: Where it begins there.
-            number: Its batch.
-            offset: Where the first payload begins in the record of the batch.
-
-        Returns:
-            Its length.
+        The payloads lie in the batch's record as they would in this one; the first one begins at `offset` there.
         """
         metadata = bytearray(self.layout.metadata)
         *_, tensors, _, _ = layout.RECORD.unpack_from(metadata)
@@ -373,12 +314,7 @@ class Tensor(NamedTuple):
 
 
 def make_tensor(name: str, owner: int, arrays: list[Array]) -> Tensor:
-    """Make a tensor of arrays that are joined along axis 0.
-
-    Raises:
-        TypeError: If Triton has no such dtype.
-        ValueError: If a string is too long.
-    """
+    """Make a tensor of arrays that are joined along axis 0."""
     first = arrays[0]
     shape = first.shape if len(arrays) == 1 else (sum([array.shape[0] for array in arrays]), *first.shape[1:])
     code = code_of(first.dtype)
@@ -408,16 +344,7 @@ class MetadataWriter:
         parameter_count: int,
         list_length: int = 0,
     ) -> None:
-        """Find the place of every table.
-
-        Args:
-            magic: Which record it is.
-            entry_size: Bytes of a request or response entry.
-            entry_count: How many of them there are.
-            tensors: The tensors.
-            parameter_count: How many parameters all entries have together.
-            list_length: How many texts all lists have together.
-        """
+        """Find the place of every table."""
         self._magic = magic
         self._entry_count = entry_count
         self._tensors = tensors
@@ -465,16 +392,7 @@ class MetadataWriter:
         return place
 
     def finish(self, entries: bytearray, received_ns: int = 0, sent_ns: int = 0) -> RecordLayout:
-        """Return the layout of the record.
-
-        Args:
-            entries: The request or response entries.
-            received_ns: When the proxy backend got the batch.
-            sent_ns: When it was sent.
-
-        Raises:
-            ProtocolError: If the metadata are more than the protocol allows.
-        """
+        """Return the layout of the record."""
         names = [self.text(tensor.name) for tensor in self._tensors]
         metadata_length = layout.align(self._texts_offset + len(self._texts))
         if metadata_length > layout.MAX_METADATA:

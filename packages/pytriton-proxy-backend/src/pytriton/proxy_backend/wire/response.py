@@ -79,22 +79,13 @@ class ResponseWriter:
     """
 
     def __init__(self, join_below: int | None = None, *, batching: bool = True) -> None:
-        """Begin without layouts.
-
-        Args:
-            join_below: The outputs of several requests are joined where they have less bytes than that.
-            batching: Whether tensors have a batch axis, along which they can be joined.
-        """
+        """Begin without layouts."""
         self._join_below = join_below
         self._batching = batching
         self._layouts: dict[tuple[Any, ...], RecordLayout] = {}
 
     def lay_out(self, responses: Sequence[ResponseData]) -> Record:
-        """Lay a record of any responses out.
-
-        Raises:
-            ProtocolError: If parameters, names and errors are more than the protocol allows.
-        """
+        """Lay a record of any responses out."""
         regular = all(response.has_outputs and not response.parameters for response in responses)
         joined = None
         if regular and len(responses) > 1:
@@ -123,13 +114,7 @@ class ResponseWriter:
         return make_record(known, tensors)
 
     def lay_out_alike(self, count: int, rows: int, tensors: Sequence[Tensor]) -> Record:
-        """Lay a record of further responses to the first request of a batch out.
-
-        Args:
-            count: How many there are.
-            rows: Of each of them.
-            tensors: The outputs of all of them, one behind the other.
-        """
+        """Lay a record of further responses to the first request of a batch out."""
         key: tuple[Any, ...] = (rows, *[tensor[:6] for tensor in tensors])
         known = self._layouts.get(key) if count == 1 else None
         if known is None:
@@ -137,7 +122,7 @@ class ResponseWriter:
             entry = layout.RESPONSE.pack(0, 0, rows, 0, 0, 0, 0, 0)
             known = metadata.finish(bytearray(entry * count))
             if count == 1:
-                # Others are hardly ever as long again.
+                # Other lengths hardly ever repeat.
                 _keep(self._layouts, key, known)
         return make_record(known, tensors)
 
@@ -147,12 +132,9 @@ class ResponseWriter:
         names: tuple[str, ...],
         fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
     ) -> Record | None:
-        """Lay the last responses to all requests of a batch out, where they are dictionaries of numeric arrays.
+        """Lay out the last responses to all requests of a batch, if they are dictionaries of numeric arrays.
 
-        Args:
-            results: The outputs of each request.
-            names: The outputs that are wanted.
-            fits: Whether the arrays are what the model declares; asked once for results that look alike.
+        `fits` is asked once for results that look alike.
         """
         look: list[object] = [names]
         for name in names:
@@ -190,8 +172,7 @@ class ResponseWriter:
     ) -> tuple[list[Tensor], list[int]] | None:
         """Join the outputs of several requests over the batch.
 
-        Returns:
-            One tensor per name, and the rows of each request; `None` where the outputs do not fit together.
+        Returns one tensor per name, and the rows of each request; `None` if the outputs do not fit together.
         """
         limit = self._join_below
         if limit is not None and sum([result[name].nbytes for name in names for result in results]) >= limit:
@@ -219,18 +200,10 @@ def lay_out_columns(
     names: tuple[str, ...],
     fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
 ) -> Record | None:
-    """Lay the last responses to all requests of a batch out, where they are numeric arrays over the whole batch.
+    """Lay out the last responses to all requests of a batch, given as numeric arrays over the whole batch.
 
-    The shortest way there is: what looks like earlier outputs of such a batch is taken without a further look.
-
-    Args:
-        metadata: Of the batch that is answered.
-        outputs: Its outputs, each of shape `(rows of all requests, *tensor.shape)`.
-        names: The outputs that are wanted.
-        fits: Whether the arrays are what the model declares; asked once for outputs that look alike.
-
-    Returns:
-        The record; `None` where the outputs have to be looked at one by one.
+    Outputs that look like earlier ones are used without a further check. Returns `None` if the outputs have to be
+    checked one by one.
     """
     look: list[object] = [names, len(outputs)]
     arrays: list[Array] = []
@@ -282,17 +255,7 @@ def _lay_out(responses: Sequence[ResponseData], rows: Sequence[int], tensors: Se
 
 
 def read_responses(record: memoryview, number: int, request_count: int, *, decoupled: bool) -> list[ResponseData]:
-    """Read a response record. Numeric outputs are views on it.
-
-    Args:
-        record: The record.
-        number: The batch that it is announced for.
-        request_count: How many requests that has.
-        decoupled: Whether a request may get more than one response.
-
-    Raises:
-        ProtocolError: If it is malformed; says what was expected and what came.
-    """
+    """Read a response record. Numeric outputs are views on it."""
     _, count, tensor_count, _, metadata_length, record_length, entries, tensors, _, _ = read_header(
         record, 0, len(record), layout.RESPONSE_MAGIC, number
     )
@@ -348,16 +311,12 @@ class AnswerReader:
         self._known: dict[tuple[object, ...], list[TensorEntry]] = {}
 
     def read(self, record: memoryview, number: int) -> ResponseData:
-        """Read a record. Numeric outputs are views on it.
-
-        Raises:
-            ProtocolError: If it is malformed, or has no numpy type for an output here.
-        """
+        """Read a record. Numeric outputs are views on it."""
         _, *head, metadata_length, record_length, entries, tensors, _, _ = read_header(
             record, 0, len(record), layout.RESPONSE_MAGIC, number
         )
         raw = bytes(record[:metadata_length])
-        # All but the number: the rest of the header is checked with the metadata that it is about.
+        # Without the number: the rest of the header is checked with the metadata.
         key = (head[0], head[1], record_length, entries, tensors, raw[layout.RECORD.size :])
         known = self._known.get(key)
         if known is not None:

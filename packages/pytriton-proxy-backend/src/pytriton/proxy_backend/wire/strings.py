@@ -14,28 +14,17 @@ _MAX_ELEMENT = 0xFFFFFFFF
 
 
 def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Decode a BYTES tensor.
-
-    Args:
-        payload: The wire form.
-        shape: Shape of the tensor.
-
-    Returns:
-        An `object` array of `bytes` with that shape.
-
-    Raises:
-        ValueError: If the payload does not hold exactly the elements that the shape announces.
-    """
+    """Decode a BYTES tensor."""
     count = 1
     for dim in shape:
         count *= dim
     native = accelerator()
-    # Before memory is taken for that many.
+    # This check comes before memory is taken.
     if native is not None and count * 4 <= len(payload):
         array = np.empty(count, dtype=object)
         if native.fill_strings(array, payload):
             return array.reshape(shape)
-        # What is wrong with it is found below.
+        # The loop below finds what is wrong.
     elements: list[bytes] = []
     append = elements.append
     unpack = _LENGTH.unpack_from
@@ -54,7 +43,7 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
     if at != end:
         raise ValueError(f"expected nothing behind its {count} strings, got {end - at} bytes")
     array = np.empty(count, dtype=object)
-    # Element by element: numpy would look into a list of bytes for a string dtype first.
+    # Element by element, because numpy would search a list of bytes for a string dtype first.
     array[:] = elements
     return array.reshape(shape)
 
@@ -63,10 +52,6 @@ def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
     """Encode a string array of kind `O` (elements `bytes` or `str`), `S`, `U` or `T`; text becomes UTF-8.
 
     Trailing NUL bytes of `S` elements are lost, as numpy itself does not keep them.
-
-    Raises:
-        TypeError: If an element of an `object` array is neither `bytes` nor `str`; names the element.
-        ValueError: If an element has 4 GiB or more.
     """
     flat = array.ravel(order="C")
     native = accelerator()
@@ -74,12 +59,12 @@ def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
         payload: bytes | None = native.encode_strings(flat)
         if payload is not None:
             return payload
-        # There are others than bytes and text, or what is no string.
+        # There are elements other than bytes and str, or no strings at all.
     parts: list[bytes] = []
     append = parts.append
     pack = _LENGTH.pack
     for index, element in enumerate(flat.tolist()):
-        if isinstance(element, str):  # also numpy.str_
+        if isinstance(element, str):  # numpy.str_ is a str, too
             element = element.encode("utf-8")
         elif not isinstance(element, (bytes, bytearray)):
             raise TypeError(

@@ -32,7 +32,7 @@ BUSY_POLL_VARIABLE = "PYTRITON_BUSY_POLL_US"
 _BUSY_POLL_US = 400
 _MOST_BUSY_POLL_US = 10_000
 _LEAST_PROCESSORS = 2
-# Of blocks for responses.
+# The smallest block for responses.
 _LEAST_ROOM = 4 << 10
 _LARGEST_ROUNDED = 1 << 20
 
@@ -48,7 +48,7 @@ def serve_accelerated(
             execution.run(loop.run)
             if execution.failure is not None:
                 on_failure(execution.failure)
-            # The memory of its inputs goes back while the next batch is waited for.
+            # The inputs' memory goes back while the worker waits for the next batch.
             del execution
     finally:
         source.close()
@@ -57,7 +57,7 @@ def serve_accelerated(
 def _busy_poll_us() -> int:
     text = os.environ.get(BUSY_POLL_VARIABLE)
     if text is None:
-        # Where there is but one processor, whoever looks keeps the server from it.
+        # With a single processor, a spinning worker would keep the server from it.
         return _BUSY_POLL_US if usable_processors() >= _LEAST_PROCESSORS else 0
     if text.isdecimal() and int(text) <= _MOST_BUSY_POLL_US:
         return int(text)
@@ -69,10 +69,9 @@ def _busy_poll_us() -> int:
 
 
 class AcceleratedSource:
-    """Serves batches, and hands out those that are not plain; it is what the accelerator asks.
+    """Serves batches, and returns those that are not plain; the accelerator calls it.
 
-    What the two ways share belongs to the connection whenever Python has the say: the accelerator gets it for a run,
-    and gives it back after it.
+    The connection's state belongs to Python, which lends it to the accelerator for each run.
     """
 
     def __init__(self, service: Service, connection: Connection, lane_type: type[Lane]) -> None:
@@ -162,7 +161,7 @@ class AcceleratedSource:
         if (before := self._replies[place]) is not None:
             outputs.release(before)
             self._replies[place] = None
-        # Larger than asked for where that can be, so that the next, which may be larger, need not ask.
+        # Larger than requested if possible, so that a larger next response needs no new block.
         rooms = (length,) if length > _LARGEST_ROUNDED else (max(_LEAST_ROOM, 1 << (length - 1).bit_length()), length)
         for room in rooms:
             block = outputs.allocate(room)

@@ -67,15 +67,7 @@ class Attachment:
 
 
 def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
-    """Find where to attach, and what the model is like.
-
-    Returns:
-        The socket or the address, and the model.
-
-    Raises:
-        AttachError: There is no such model, or more than one; says which there are.
-        DescriptionError: The description of the model cannot be read.
-    """
+    """Find where to attach, and what the model is like."""
     if "://" in wanted.endpoint:
         described = wanted.description
         if described is None and wanted.endpoint.startswith(_IPC):
@@ -88,7 +80,7 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
         return wanted.endpoint, _checked(read_description(described), wanted, wanted.endpoint)
     path = Path(wanted.endpoint).absolute()
     if not os.path.isdir(path):
-        # A socket by its own name; it may come later.
+        # A socket that is named itself may appear later.
         described = wanted.description or description_path(path)
         return _as_endpoint(path), _checked(read_description(described), wanted, str(described))
     return _find_in(path, wanted)
@@ -113,10 +105,10 @@ def _find_in(folder: Path, wanted: Attachment) -> tuple[Path | str, ModelSpec]:
         socket = file.with_suffix("")
         try:
             spec = read_description(wanted.description or file)
-            # A model that was changed while it was served has had several sockets: the last one that is there counts.
+            # A model that was changed while it was served has had several sockets; the last existing one counts.
             rank = (_is_socket(socket), file.stat().st_mtime)
         except (DescriptionError, FileNotFoundError):
-            # Taken away just now.
+            # It was removed just now.
             if file.exists():
                 raise
             continue
@@ -139,17 +131,11 @@ def _find_in(folder: Path, wanted: Attachment) -> tuple[Path | str, ModelSpec]:
 
 
 def serve_endpoint(wanted: Attachment) -> int:
-    """Serve a model until SIGINT or SIGTERM; requests in flight are finished then. A second signal ends it at once.
+    """Serve a model until SIGINT or SIGTERM, and then finish the requests in flight; a second signal ends it at once.
 
-    Returns:
-        The exit code: 0 after a signal, 1 when the worker ended by itself; the log says why.
-
-    Raises:
-        TargetError: There is no such callable, or it cannot take the inputs of the model.
-        AttachError: The worker is not attached in time, or was refused.
-        DescriptionError: The description of the model cannot be read.
+    Returns the exit code: 0 after a signal, 1 if the worker ended by itself.
     """
-    # Where `python -m` looks, too.
+    # `python -m` looks here, too.
     sys.path.insert(0, os.getcwd())
     stop = StopSignals()
     with stop:
@@ -196,7 +182,7 @@ class _Attached:
                     worker.stop(self._wanted.stop_timeout_s)
                     worker = self._start(*place)
         finally:
-            # Unless it has ended by itself; it takes nothing more, and answers what it has.
+            # If it has not ended by itself, it takes no more batches, and answers those that it has.
             ended = worker.stop(self._wanted.stop_timeout_s)
         if not ended:
             logger.error(
@@ -228,7 +214,7 @@ class _Attached:
             try:
                 return find_endpoint(self._wanted)
             except (AttachError, DescriptionError):
-                # The server may be starting just now.
+                # The server may be starting.
                 if time.monotonic() >= deadline:
                     raise
             if self._stop.wait(_LOOK_S):
@@ -238,7 +224,7 @@ class _Attached:
         while not worker.is_attached and not self._stop.is_set():
             remaining_s = deadline - time.monotonic()
             try:
-                # In short steps, for the sake of a signal.
+                # In short steps, so that a signal is noticed.
                 worker.wait_attached(max(0.0, min(_LOOK_S, remaining_s)))
             except AttachError:
                 if remaining_s <= 0 or not worker.is_alive:
@@ -249,14 +235,14 @@ class _Attached:
         try:
             found = find_endpoint(self._wanted)
         except ProxyBackendError:
-            # Not anywhere, at the moment.
+            # No socket is there at the moment.
             return None
         endpoint = found[0]
         if found == place:
             return None
         path = str(endpoint).removeprefix(_IPC)
         if "://" not in path and not _is_socket(Path(path)):
-            # Described already, and nobody listens there yet.
+            # The description exists, but nobody listens there yet.
             return None
         return found
 

@@ -18,17 +18,7 @@ Connect = Callable[[str, int, int], Link]
 
 
 def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None, *, insecure: bool) -> Connect:
-    """Return what connects a worker to an endpoint.
-
-    Args:
-        endpoint: The socket of a native proxy; the address of a Python proxy is a string with "://" in it.
-        model: What the worker serves.
-        keys: Keys for a Python proxy that asks for them.
-        insecure: Whether to attach to a `tcp://` address without keys.
-
-    Raises:
-        KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
-    """
+    """Return what connects a worker to an endpoint."""
     address = str(endpoint)
     if "://" not in address:
 
@@ -46,7 +36,7 @@ def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None,
     check_keys_given(address, has_keys=keys is not None, insecure=insecure, remedy=remedy)
 
     def connect_over_zmq(name: str, max_in_flight: int, _capabilities: int) -> Link:
-        # Not at the top: most workers have no use for ZeroMQ.
+        # Imported late, because most workers do not need ZeroMQ.
         from ..python_proxy.connection import ZmqConnection
 
         return ZmqConnection(address, name, max_in_flight=max_in_flight, model=model, keys=keys)

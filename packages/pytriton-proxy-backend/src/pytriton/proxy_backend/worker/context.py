@@ -45,16 +45,9 @@ def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any =
 def make_infer_func(
     found: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, is_factory: bool
 ) -> tuple[Any, Any]:
-    """Make the inference callable of what a target names.
+    """Make the inference callable for a target: the callable itself, a factory, or a function or class under `@model`.
 
-    Args:
-        found: The callable, a factory of it, or a function or class that is decorated with `@model`.
-        args: Positional arguments of the factory or class.
-        kwargs: Keyword arguments of the factory or class.
-        is_factory: Whether it is a factory, unless it is decorated.
-
-    Returns:
-        What is to be called, and the signature that its hints say, which is `None` where it is not decorated.
+    Returns also the signature of its hints, or `None`.
     """
     serving = _optional("pytriton.decorators.serving")
     signature = None if serving is None else serving.find_signature(found)
@@ -67,20 +60,10 @@ def make_infer_func(
 
 
 def check_callable(infer_func: Callable[..., Any], signature: Any, model: ModelSpec, target: str) -> None:
-    """Check that a callable can take what the decorators on it would hand to it, and is for this model.
-
-    Args:
-        infer_func: The callable.
-        signature: What its hints say, see `make_infer_func`.
-        model: The model.
-        target: What names the callable.
-
-    Raises:
-        TargetError: It cannot, or is for another one.
-    """
+    """Check that a callable can take what the decorators on it would hand to it, and is for this model."""
     serving = _optional("pytriton.decorators.serving")
     if serving is None:
-        # Then there are no decorators on it.
+        # Without pytriton-decorators, there are no decorators on it.
         return
     config = _served_config(model)
     try:
@@ -119,10 +102,7 @@ def _served_config(model: ModelSpec) -> Any:
 
 
 def open_tracer(trace_config: Sequence[str]) -> tuple[Any, Callable[[], None]]:
-    """Return a tracer for a setting, and what closes it.
-
-    `None` where there is nothing to trace, or no OpenTelemetry.
-    """
+    """Return a tracer for a setting and a function that closes it; `None` without tracing or OpenTelemetry."""
     if not trace_config or find_tracer() is not None:
         return None, _nothing
     from pytriton.proxy.trace_export import SpanExport, is_opentelemetry
@@ -142,15 +122,7 @@ def open_tracer(trace_config: Sequence[str]) -> tuple[Any, Callable[[], None]]:
 
 
 class Warmup(Sequence[Sequence[Request]]):
-    """Batches of one request each, made when they are asked for.
-
-    Args:
-        warmups: The fields of each `ModelWarmup`.
-        model: The model.
-
-    Raises:
-        ProxyBackendError: There are some, and pytriton-decorators, which makes their data, is not installed.
-    """
+    """Batches of one request each, made when they are asked for."""
 
     def __init__(self, warmups: Sequence[Mapping[str, Any]], model: ModelSpec) -> None:
         self._model = model

@@ -15,7 +15,7 @@ from ..errors import TargetError
 
 __all__ = ["is_loading", "load_module", "load_target", "target_of"]
 
-# The name under which a script is imported that is `__main__` elsewhere: what it guards with `__name__` does not run.
+# The name under which a script is imported that runs as `__main__` elsewhere, so that its guarded part does not run.
 _SCRIPT_MODULE = "__pytriton_main__"
 _loading = threading.local()
 
@@ -26,18 +26,7 @@ def is_loading() -> bool:
 
 
 def load_target(target: str) -> Any:
-    """Import what a target names.
-
-    Args:
-        target: `module:name`, where the name may have dots, or `path/to/file.py:name`.
-
-    Returns:
-        The object.
-
-    Raises:
-        TargetError: The text has another form, or module or name are not there. What the module raises while it is
-            imported is raised as it is.
-    """
+    """Import what a target names."""
     module_name, separator, name = target.rpartition(":")
     if not (separator and module_name and name):
         raise TargetError(
@@ -58,14 +47,9 @@ def load_target(target: str) -> Any:
 
 
 def load_module(module_name: str, target: str) -> ModuleType:
-    """Import the module of a target. What it guards with `if __name__ == "__main__":` does not run.
+    """Import the module of a target: `package.module`, or the path of a `.py` file.
 
-    Args:
-        module_name: `package.module`, or the path of a file, which ends in `.py`.
-        target: The whole target, for errors.
-
-    Raises:
-        TargetError: There is no such module. What it raises itself is raised as it is.
+    The part under `if __name__ == "__main__":` does not run.
     """
     _loading.depth = getattr(_loading, "depth", 0) + 1
     try:
@@ -75,15 +59,9 @@ def load_module(module_name: str, target: str) -> ModuleType:
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """Return the text by which another process finds a function.
+    """Return the text by which another process finds a function or class of a module.
 
-    Args:
-        function: A function or a class at the level of a module. It may be in the script that is being run, if that
-            guards what it does with `if __name__ == "__main__":`.
-
-    Raises:
-        TargetError: Another process cannot find it: it is a lambda, inside another function, bound to an object, or
-            typed into an interpreter.
+    Lambdas, nested functions, bound methods and code typed into an interpreter have none, which is an error.
     """
     module_name = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
@@ -108,7 +86,7 @@ def target_of(function: Callable[..., Any]) -> str:
         return f"{module_name}:{name}"
     spec = getattr(module, "__spec__", None)
     if spec is not None and module_name == "__main__":
-        # `python -m package.module`
+        # the program was started as `python -m package.module`
         return f"{spec.name}:{name}"
     file = getattr(module, "__file__", None)
     if file is None:
@@ -129,7 +107,7 @@ def _load_module(module_name: str, target: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        # Another module that the module imports is missing: that error says it better.
+        # Another module that this one imports is missing, and its own error says that better.
         if not (module_name == missing or module_name.startswith(f"{missing}.")):
             raise
         raise TargetError(

@@ -16,18 +16,14 @@ from ...wire.response import ResponseData, ResponseWriter
 from ...wire.strings import encode_strings
 
 _MOST_TOGETHER = 64
-# Of an output: what is larger is not copied twice.
+# In bytes; larger outputs are not copied a second time.
 _MOST_BYTES = 1024
 
 
 class AlikeResponses:
-    """Takes responses to one request that have the outputs, dtypes and shapes of one that was checked.
+    """Takes responses to one request that have the outputs, dtypes and shapes of a checked one.
 
-    They are kept as bytes: a callable may write to the same arrays again for its next response.
-
-    Args:
-        names: Those of the outputs in each result, also of those that nobody asked for.
-        outputs: Those that were sent.
+    They are kept as bytes, because a callable may reuse its arrays for the next response.
     """
 
     __slots__ = ("_looks", "_names", "_native", "_pieces")
@@ -40,19 +36,14 @@ class AlikeResponses:
 
     @classmethod
     def of(cls, result: Any, response: ResponseData) -> AlikeResponses | None:
-        """Begin with a result that was checked and sent as it was; `None` where none can be like it.
-
-        Args:
-            result: What the callable gave, one element per request.
-            response: What was made of it.
-        """
+        """Begin with a checked result that was sent unchanged; `None` if no other can be like it."""
         if not _is_plain(result) or response.error is not None or response.parameters or not response.outputs:
             return None
         [given] = result
-        # What had to be cast takes the long way each time.
+        # Outputs that have to be cast take the long way each time.
         if any(given[name] is not array for name, array in response.outputs.items()):
             return None
-        # They are joined along their first axes, so that these have to be there, and equal for all outputs.
+        # They are joined along their first axes, which must exist and be equal for all outputs.
         lengths = {array.shape[:1] for array in response.outputs.values()}
         if len(lengths) > 1 or () in lengths:
             return None
@@ -99,15 +90,7 @@ class AlikeResponses:
             return None
 
     def send(self, writer: ResponseWriter, put: Callable[[Record], None]) -> None:
-        """Send what is kept, in one record where there is room for it.
-
-        Args:
-            writer: Lays records out.
-            put: Sends one.
-
-        Raises:
-            ArenaFullError: There is no room for one of them alone.
-        """
+        """Send the kept responses, in one record if they fit."""
         kept, self._pieces = self._pieces, []
         try:
             put(self._lay_out(writer, kept))

@@ -18,26 +18,20 @@ def is_safe(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def cast(array: Array, target: np.dtype[Any]) -> Array:
-    """Cast an array, by numpy's rules.
-
-    Raises:
-        ArithmeticError: A value is out of range, and numpy says so, or,
-        TypeError: or is none that can be cast, or
-        ValueError: does not read as one.
-    """
-    # Numpy warns of some values that change and passes over others; `changed_value` finds all of them.
+    """Cast an array, by numpy's rules."""
+    # numpy warns of some changed values and ignores others; `changed_value` finds all of them.
     with np.errstate(all="ignore"):
         return array.astype(target)
 
 
 def changed_value(source: Array, result: Array) -> tuple[object, object] | None:
-    """Return the first value that a cast has made another one, as it was and as it is; `None` where none is.
+    """Return the first value that a cast has changed, before and after; `None` if there is none.
 
-    A float that was rounded is the same value, but for one that has become infinite.
+    Rounding a float is no change, unless it becomes infinite.
     """
     if is_safe(source.dtype, result.dtype):
         return None
-    # Numpy compares bfloat16, of the kind "V", with little.
+    # numpy can hardly compare bfloat16, which has the kind "V".
     source, result = (array.astype(np.float32) if array.dtype.kind == "V" else array for array in (source, result))
     if source.dtype.kind in "OSUT":
         for before, after in zip(source.ravel().tolist(), result.ravel().tolist(), strict=True):
@@ -59,7 +53,7 @@ def changed_value(source: Array, result: Array) -> tuple[object, object] | None:
 def _is_same(before: Any, after: bool | int | float) -> bool:
     if isinstance(before, (str, bytes)):
         if isinstance(after, bool):
-            # To numpy each text but the empty one is true.
+            # numpy treats every text except the empty one as true.
             return before in _TRUE if after else not before
         before = type(after)(before)
     if isinstance(after, float):

@@ -22,7 +22,7 @@ Outputs = dict[str, Array]
 
 logger = logging.getLogger(__name__)
 
-# By the identity of a model: what was warned of. The workers of a model in one process share it.
+# The warnings that were given, by the identity of a model. All workers of a model in this process share them.
 _TOLD: dict[int, set[str]] = {}
 
 
@@ -37,11 +37,10 @@ def _listed(names: Iterable[object]) -> str:
 class OutputChecker:
     """Checks what the callable of one model returns.
 
-    Without `strict`, an array is cast to its declared dtype where that is possible, outputs that are not declared are
-    dropped, those that are missing are left out and shapes are taken as they come; each of the last three is warned of
-    once, and so is a cast that changes a value, once for each output. With `strict`, names, dtypes and shapes must be
-    those of the model, but for casts that change no value. An answer without any of the outputs that are wanted is an
-    error in any case, unless it is one of a stream, which may leave out what comes later.
+    Without `strict`, arrays are cast to their declared dtypes if possible, undeclared outputs are dropped, and missing
+    outputs and other shapes are accepted; each is warned of once, as is a cast that changes a value. With `strict`,
+    names, dtypes and shapes must be the model's, except for casts that change no value. An answer without any wanted
+    output is an error, unless it is one response of a stream.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -56,11 +55,7 @@ class OutputChecker:
         self._wanted: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def results(self, results: object, count: int) -> Sequence[object]:
-        """Check the whole result of a callable: one element per request.
-
-        Raises:
-            OutputError: If it is no list (or tuple) of that length.
-        """
+        """Check the whole result of a callable: one element per request."""
         if isinstance(results, (list, tuple)):
             if len(results) == count:
                 return results
@@ -115,18 +110,8 @@ class OutputChecker:
     ) -> tuple[Outputs, Mapping[str, ParameterValue]]:
         """Check the outputs of one request.
 
-        Args:
-            result: A mapping from names to arrays, a list or tuple of arrays in the order of the declared outputs,
-                a `Response`, or the request itself.
-            index: The request's place in the batch.
-            requested: The outputs that are wanted; all where it is `None`.
-
-        Returns:
-            The wanted outputs in their declared dtypes (strings in any of numpy's forms), and the response
-            parameters.
-
-        Raises:
-            OutputError: If a name, dtype or shape is not as declared.
+        They are a mapping, a list or tuple in the declared order, a `Response`, or the request itself. Returns the
+        wanted outputs in their declared dtypes, and the response parameters.
         """
         parameters: Mapping[str, ParameterValue] = {}
         if type(result) is dict:
@@ -186,7 +171,7 @@ class OutputChecker:
 
     def _check_names(self, values: Mapping[str, object], index: int, requested: Sequence[str] | None) -> None:
         unknown = [name for name in values if name not in self._specs]
-        # A callable may leave out what its caller does not want.
+        # A callable may omit outputs that its caller does not want.
         wanted = self._names if requested is None else [name for name in self._names if name in requested]
         missing = [name for name in wanted if name not in values]
         if not unknown and not missing:
@@ -206,7 +191,7 @@ class OutputChecker:
                     "the name of an output must be a string", index=index, expected="str", received=shown(name)
                 )
         if self._model.decoupled:
-            # A response of a stream may leave out what comes later, also everything: then it has no other names either.
+            # A response of a stream may omit outputs that come later, even all of them.
             missing = []
             has_none = len(unknown) == len(values) > 0
         else:
