@@ -29,7 +29,7 @@ _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
 _NUMBERS = ("OK", "FAILED", "AVERAGE")
 _UNKNOWN = "-"
 NOT_READY = "NOT READY"
-"""The state of a version that is loaded and has nobody who serves it."""
+"""The state of a version that is loaded but has no worker."""
 _NOT_READY_REASON = "no worker is attached, or the model says so itself"
 
 Answer = TypeVar("Answer")
@@ -41,16 +41,16 @@ class ListedModel:
 
     name: str
     versions: Sequence[ModelState]
-    """Its versions; one without a number where none was ever loaded."""
+    """Its versions; if it was never loaded, one without a number."""
     spec: ModelSpec | None
     problem: str
     """Why there is no `spec`."""
     counts: "Counts | None"
-    """What it has answered; None where the server does not tell."""
+    """How many requests it has answered; None if the server does not say."""
 
     @property
     def state(self) -> str:
-        """The state of all versions, or that of each where they differ."""
+        """The state of all versions, or the state of each if they differ."""
         states = {version.state or "NOT LOADED" for version in self.versions}
         if len(states) == 1:
             return states.pop()
@@ -80,10 +80,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Tables:
-    """What a server tells of all its models."""
+    """The answers of a server about all its models."""
 
     index: Sequence[ModelState] | None
-    """The models of the repository; None where the server keeps that to itself."""
+    """The models of the repository; None if the server does not list them for this caller."""
     statistics: Sequence[Mapping[str, Any]] | None
     """Triton's statistics of the versions that are loaded; likewise."""
     denial: ControlError | None
@@ -103,7 +103,7 @@ class Tables:
         return known
 
     def counts(self) -> dict[str, Counts]:
-        """Return what each model has answered."""
+        """Return how many requests each model has answered."""
         counts: dict[str, Counts] = {}
         for item in self.statistics or ():
             counts.setdefault(str(item["name"]), Counts()).add(item)
@@ -111,7 +111,7 @@ class Tables:
 
 
 def known_models(control: Control) -> dict[str, list[ModelState]]:
-    """Return the versions of each model that the server tells of."""
+    """Return the versions of each model that the server lists."""
     tables = read_tables(control)
     if tables.denial:
         raise tables.denial
@@ -154,7 +154,7 @@ def models_as_text(models: Sequence[ListedModel]) -> str:
 
 
 def read_tables(control: Control) -> Tables:
-    """Return what a server tells of all its models."""
+    """Ask a server about all its models."""
     index, denial = _try(control.index)
     if denial is not None and denial.reason is None:
         raise denial  # nobody answered, so a second question is useless
@@ -168,7 +168,7 @@ def read_tables(control: Control) -> Tables:
 
 
 def _asked(control: Control, state: ModelState) -> ModelState:
-    """Return the state of a version, by what the server says of that alone where it says so at all."""
+    """Return the state of a version, as the server reports it for that version if possible."""
     if state.state != "READY" or state.version is None or control.is_model_ready(state.name, state.version):
         return state
     return replace(state, state=NOT_READY, reason=_NOT_READY_REASON)
@@ -188,7 +188,7 @@ def find_versions(control: Control, name: str) -> list[ModelState]:
 
 
 def find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tuple[ModelSpec | None, str]:
-    """Return what a model is like, or None and why that is not known."""
+    """Return the specification of a model, or None and the reason why it is unknown."""
     if not any(version.is_loaded for version in versions):
         return None, "; ".join(sorted({version.reason for version in versions if version.reason}))
     try:

@@ -36,7 +36,7 @@ def asks_for_file(tensor: TensorSpec) -> bool:
 
 
 def python_type(tensor: TensorSpec) -> str:
-    """Return what a caller in Python gives for a sample: `str`, `float`, `list[int]` or `array`."""
+    """Return the Python type of a sample of an input: `str`, `float`, `list[int]` or `array`."""
     kind = tensor.datatype
     if kind == "BYTES":
         element = "bytes" if asks_for_file(tensor) else "str"
@@ -48,7 +48,7 @@ def python_type(tensor: TensorSpec) -> str:
 
 
 def example_text(tensor: TensorSpec) -> str:
-    """Return a value for an input as text, such as `parse_inputs` reads; empty where it is long, or a file."""
+    """Return an example value as text for `parse_inputs`; empty if it would be long, or is a file."""
     if asks_for_file(tensor):
         return ""
     count = math.prod(1 if length < 0 else length for length in tensor.shape)
@@ -84,7 +84,7 @@ def describe_calls(
 def _calls_with_files(
     server_url: str, spec: ModelSpec, inputs: Mapping[str, Any], files: Collection[str], *, is_batch: bool
 ) -> dict[str, str]:
-    """Return a call with files: JSON says what the bytes behind it are."""
+    """Return a call with files, whose JSON describes the bytes that follow it."""
     python = _python(server_url, spec, inputs, files, is_batch=is_batch)
     url = f"{server_url}/v2/models/{quote(spec.model_name, safe='')}/infer"
     tensors = [tensor for tensor in spec.inputs if tensor.name in inputs]
@@ -128,7 +128,7 @@ def _calls_with_files(
 def _described(
     spec: ModelSpec, tensor: TensorSpec, inputs: Mapping[str, Any], size: object, file: str, is_batch: bool
 ) -> dict[str, Any]:
-    """Return an input as the JSON of a request says it; `size` is that of the file, `file` its input."""
+    """Return an input as the JSON of a request describes it; `size` is the size of the `file`."""
     values = _objects(inputs[tensor.name])
     shape = [1] * (spec.batching and not is_batch) + list(values.shape)
     described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
@@ -171,7 +171,7 @@ def _json_call(spec: ModelSpec, inputs: Mapping[str, Any], *, is_batch: bool) ->
 
 
 def _objects(value: Any) -> np.ndarray[Any, Any]:
-    """Return nested lists as an array of the same objects; what is not rectangular as it can be had."""
+    """Return nested lists as an array of objects, as deep as they are rectangular."""
     return np.array(value.tolist() if isinstance(value, np.ndarray) else value, object)
 
 

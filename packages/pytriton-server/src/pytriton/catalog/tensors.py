@@ -99,7 +99,7 @@ def _check_names(spec: ModelSpec, given: set[str]) -> None:
 
 
 def _parse(text: str, tensor: TensorSpec, shape: tuple[int, ...], files: Mapping[str, bytes] | None) -> object:
-    """Return the value for what stands behind `NAME=`."""
+    """Return the value of the text after `NAME=`."""
     is_text = tensor.datatype == "BYTES"
     if text.startswith("@"):
         return _read(text[1:], tensor, files, is_text=is_text)
@@ -147,7 +147,7 @@ def _read(name: str, tensor: TensorSpec, files: Mapping[str, bytes] | None, *, i
 
 
 def _fit(value: Any, shape: tuple[int, ...]) -> object:
-    """Give a single value the axes of its tensor, where all may have the length one. The client checks the others."""
+    """Give a single value the axes of its tensor if they may all have length one; the client checks other values."""
     if isinstance(value, list) or np.ndim(value) or any(length not in (1, -1) for length in shape):
         return value
     if isinstance(value, np.ndarray):
@@ -185,7 +185,7 @@ def _texts(array: np.ndarray[Any, Any], *, one_line: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a value."""
+    """Return an element as JSON can show it."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):

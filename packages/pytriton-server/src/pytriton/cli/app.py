@@ -77,7 +77,7 @@ class _Commands(typer.core.TyperGroup):
         return sorted(known, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write their names and what they do, which is wrapped and not cut."""
+        """Write the commands and what they do, wrapped and not cut."""
         found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         rows = [(name, each.get_short_help_str(limit=_NEVER_CUT)) for name, each in found if each and not each.hidden]
         with formatter.section("Commands"):
@@ -154,7 +154,7 @@ def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None
 
 
 def _with_options_of_guests(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of the guests: typer reads a signature, and passes them as keyword arguments."""
+    """Add the options of the guests to a command: typer reads them from a signature, and passes keyword arguments."""
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     others = [each for guest in _guests for each in inspect.signature(guest).parameters.values()]
@@ -351,7 +351,7 @@ def _add_sub_script(steps: Steps, folder: Path) -> None:
 
 
 def _report(command: str, workspace: Path | None, zip_report: bool, *parts: Callable[[Steps, Path], None]) -> None:
-    """Run the parts one after the other, each whatever became of the ones before."""
+    """Run the parts one after the other; a failed part does not stop the next one."""
     typer.echo(f"{_BANNER}\n")
     steps = Steps(typer.echo)
     try:

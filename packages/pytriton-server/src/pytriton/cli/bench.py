@@ -154,7 +154,7 @@ def table_row(level: Level | None) -> str:
 
 
 def as_table(levels: Sequence[Level]) -> Iterator[str]:
-    """Yield what follows the rows: a chart, the errors by kind, and what limits the figures."""
+    """Yield the lines after the table: a chart, the errors by kind, and what limits the figures."""
     measured = [level for level in levels if level.latencies_ms]
     if len(measured) > 1:
         yield ""

@@ -187,7 +187,7 @@ def bench(
 def _called(
     url: str, model: str, version: str | None, timeout_s: float, access_token: str | None, ca_file: Path | None
 ) -> Iterator[tuple["ModelClient", "ModelSpec"]]:
-    """Open a client of a model, and find out what that takes; errors of the block are told."""
+    """Open a client of a model and read its specification; errors in the block are printed."""
     from pytriton.client import ModelClient
 
     with _told(url):
@@ -210,7 +210,7 @@ def _called(
 def _connected(
     client: "ModelClient", spec: "ModelSpec", values: Mapping[str, Any], timeout_s: float, *, is_batch: bool
 ) -> Iterator[Callable[[], object]]:
-    """Open a connection like that of a client; gives what makes one request with it."""
+    """Open a connection like that of a client; return a function that makes one request with it."""
     from pytriton.client import DecoupledModelClient, ModelClient
 
     with contextlib.ExitStack() as opened:
@@ -227,7 +227,7 @@ def _connected(
 
 
 def _arguments(spec: "ModelSpec", values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return inputs by position where that can be: one may have the name of another argument."""
+    """Return inputs by position if possible, because an input may have the name of another argument."""
     return (tuple(values.values()), {}) if len(values) == len(spec.inputs) else ((), dict(values))
 
 
@@ -259,7 +259,7 @@ def _tls(ca_file: Path | None) -> "TlsSettings | None":
 
 
 def _with_url(url: str, model: str, inputs: Sequence[str]) -> tuple[str, str, Sequence[str]]:
-    """Return the arguments with the address of a server on this machine where the first of them was left out."""
+    """Return the arguments; if the URL was left out, add that of a server on this machine."""
     if "=" not in model and model != "-":
         return url, model, inputs
     typer.echo(f"The server comes first: taken as `pytriton infer {_DEFAULT_URL} {url} {model} ...`", err=True)

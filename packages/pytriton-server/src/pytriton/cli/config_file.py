@@ -23,7 +23,7 @@ _MOST_SHOWN = 80
 
 
 class ConfigFileError(Exception):
-    """The file cannot be used; the text says file, key, what was expected and what came."""
+    """The file cannot be used; the text names the file, the key, the expected and the received value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ConfigFile:
         return workers
 
     def configure(self, model: str, config: ModelConfig) -> ModelConfig:
-        """Return the configuration of a model with what the file says of it."""
+        """Return the configuration of a model, changed by the file."""
         fields = {name: value for name, value in self.models.get(model, {}).items() if name != "workers"}
         key = f"models.{model}"
         if "max_batch_size" in fields and not config.batching:
@@ -62,7 +62,7 @@ class ConfigFile:
         return changed
 
     def changed_beside_server(self, other: "ConfigFile") -> list[str]:
-        """Return the keys of which another reading of the file says something else, but those about the server."""
+        """Return the changed keys of another reading of the file, except those of the server."""
         # The address belongs to the server.
         options = sorted((self.options.keys() | other.options.keys()) - {"address"})
         models = sorted(self.models.keys() | other.models.keys())

@@ -34,7 +34,7 @@ _PAUSE_S = 1.0
 
 
 class ReloadError(Exception):
-    """What is served cannot be read again; the text says why."""
+    """The target cannot be read again; the text says why."""
 
 
 class Reloader:

@@ -95,7 +95,7 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
 
 
 class _Settings:
-    """What the command line and the file of `--config` say, as it is now."""
+    """The options of the command line and of the file of `--config`, read again on demand."""
 
     def __init__(self, options: Mapping[str, Any], guests: Sequence[type[Guest]], given: Collection[str]) -> None:
         self._options = options
@@ -219,7 +219,7 @@ def _bind(bind: Callable[..., object], name: str, model: Mapping[str, Any]) -> N
 
 @contextlib.contextmanager
 def _entering(beside: Iterable[contextlib.AbstractContextManager[object]]) -> Iterator[None]:
-    """Enter what stands beside a server that has been started."""
+    """Enter the context managers that run beside a started server."""
     _be_brief(_TELL_OF_STOP, logging.NOTSET)
     with contextlib.ExitStack() as stack:
         for each in beside:
@@ -228,7 +228,7 @@ def _entering(beside: Iterable[contextlib.AbstractContextManager[object]]) -> It
 
 
 def _be_brief(names: Sequence[str], level: int) -> None:
-    """Set the levels of logs at a terminal, which is told the same in fewer words."""
+    """Set the levels of loggers at a terminal, which prints the same in fewer words."""
     if is_terminal(sys.stdout) and logging.getLogger("pytriton").getEffectiveLevel() == logging.INFO:
         for name in names:
             logging.getLogger(name).setLevel(level)

@@ -36,11 +36,11 @@ def shout(text: str) -> str:
 
 
 class UserCodeError(Exception):
-    """What is to be served raised an error; the text is its traceback, without what is not the user's."""
+    """The target's code raised an error; the text is the user's part of its traceback."""
 
 
 def folder_of(text: str) -> Path:
-    """Return the folder that has a file which is to be served; of a module, the current one."""
+    """Return the folder of a file to be served; for a module, the current folder."""
     place = _split(text)[0]
     return Path(place).absolute().parent if place.endswith(".py") else Path.cwd()
 
@@ -89,7 +89,7 @@ def _split(text: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _without_modules_of(folder: str) -> Iterator[None]:
-    """Let what was imported from a folder be imported anew; where the block fails, it is there as before."""
+    """Let modules of a folder be imported again; if the block fails, the old ones are restored."""
     own = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -163,7 +163,7 @@ def _tritons(module: ModuleType) -> Iterator[tuple[str, Triton]]:
 
 
 def _is_own(found: Any, module: ModuleType) -> bool:
-    """Return whether it is a function or class of the module: objects, and what is imported, are to be named."""
+    """Return whether the module itself defines it; objects and imported names must be named."""
     return hasattr(found, "__qualname__") and found.__module__ == module.__name__
 
 

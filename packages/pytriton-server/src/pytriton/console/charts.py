@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 MOST_LINES = 8
-"""How many models the chart of requests tells apart."""
+"""The chart of requests shows this many models separately."""
 
 History: TypeAlias = Sequence[tuple[float, Point | None]]
 Options: TypeAlias = dict[str, Any]
@@ -75,7 +75,7 @@ def failures_chart(history: History) -> Options:
 
 
 def latency_chart(history: History) -> Options:
-    """Return where the time of requests goes, in milliseconds."""
+    """Return the chart of where requests spend their time, in milliseconds."""
     of_callable = any(point is not None and point.of_callable for _, point in history)
     what = ", callable" if of_callable else ""
     parts: dict[str, Callable[[Point], float | None]] = {

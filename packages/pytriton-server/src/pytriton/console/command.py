@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["PASSWORD_VARIABLE", "ConsoleGuest", "console_command"]
 
 PASSWORD_VARIABLE = "PYTRITON_CONSOLE_PASSWORD"
-"""Where the password of the console is looked for."""
+"""The environment variable with the password of the console."""
 
 _NEEDED = ("nicegui", "fastapi", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[console]"'
@@ -111,7 +111,7 @@ class ConsoleGuest(Guest):
     commands: ClassVar = {"console": console_command}
 
     def check(self, given: Collection[str]) -> None:
-        """Check that what a console needs is installed, where one is asked for."""
+        """Check that the packages of the console are installed if one is asked for."""
         for name in _NEEDED if self.console else ():
             if importlib.util.find_spec(name) is None:
                 raise typer.BadParameter(f"--console needs {name}: {_INSTALL}")
@@ -119,7 +119,7 @@ class ConsoleGuest(Guest):
     def beside(
         self, triton: "Triton", opened: contextlib.ExitStack, *, address: str
     ) -> contextlib.AbstractContextManager[object]:
-        """Return what runs the console."""
+        """Return the context manager that runs the console."""
         return _console_beside(triton, self.console_port) if self.console else contextlib.nullcontext()
 
 

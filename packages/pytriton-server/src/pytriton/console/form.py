@@ -66,7 +66,7 @@ class Form:
         self._show_calls()
 
     def _inputs(self, *, for_show: bool = False) -> dict[str, object]:
-        """Return the inputs; `for_show` with nothing in the place of a file that is still to be chosen."""
+        """Return the inputs; with `for_show`, a file that is not chosen yet is empty."""
         texts, values, files = {}, {}, {}
         for name, field in self._fields.items():
             if not field.is_given:
@@ -160,11 +160,11 @@ class _Field:
 
     def __init__(self, tensor: TensorSpec, on_change: Callable[[], None]) -> None:
         self.is_text = tensor.datatype == "BYTES" and all(length in (1, -1) for length in tensor.shape)
-        """Whether what is written is one text."""
+        """Whether the input is a single text."""
         self.wants_file = asks_for_file(tensor)
         """Whether it is rather a file than a text, as an image is."""
         self.file: bytes | None = None
-        """What was handed in as a file."""
+        """The uploaded file."""
         self._on_change = on_change
         shape = ", ".join("any" if length < 0 else str(length) for length in tensor.shape)
         with ui.element("div").classes("c-field"):
@@ -205,7 +205,7 @@ class _Field:
 
     @property
     def text(self) -> str:
-        """What is written."""
+        """The text of the field."""
         return self._box.value or ""
 
     async def _take(self, event: UploadEventArguments) -> None:

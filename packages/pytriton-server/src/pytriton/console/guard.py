@@ -96,7 +96,7 @@ class Guard:
     # ---- where a request comes from ---------------------------------------------------------------------------------
 
     def _problem(self, scope: Scope) -> str:
-        """Return why a request is refused, whoever sent it."""
+        """Return why a request must be refused whatever its password is."""
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return "the console is not known by this name; `--allowed-host` adds one"
@@ -155,7 +155,7 @@ class Guard:
         await _answer(send, HTTPStatus.SEE_OTHER, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
 
     async def _try(self, given: str, place: str) -> bool | None:
-        """Compare a password; `None` where too many are tried from the same place."""
+        """Compare a password; `None` if too many are being tried from the same place."""
         tries = self._tries.setdefault(place, _Tries())
         if tries.waiting >= _MOST_WAITING:
             return None
@@ -198,7 +198,7 @@ _OTHER_SITE = "the request does not come from a page of this console"
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether only this machine reaches what listens at an address."""
+    """Return whether only this machine can reach an address."""
     if address == "localhost":
         return True
     try:
@@ -208,7 +208,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _place(scope: Scope) -> str:
-    """Return where a request comes from, as far as others can come from elsewhere."""
+    """Return the place that a request comes from: its address, or an IPv6 network."""
     host = str((scope.get("client") or ("",))[0])
     try:
         address = ipaddress.ip_address(host)
@@ -228,7 +228,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _authority(url: str) -> tuple[str, int | None]:
-    """Return host and port of an address; no host where it has none, or is none."""
+    """Return host and port of a URL; no host if it has none, or is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -64,13 +64,13 @@ class Part:
 
     @property
     def file_name(self) -> str:
-        """What to call it as a file."""
+        """The name to save it under."""
         stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in self.name)[:60]
         return f"{stem or 'output'}.{_SUFFIXES.get(self.media_type, 'bin')}"
 
     @property
     def described(self) -> str:
-        """What stands in its place among the outputs."""
+        """The text that replaces it among the outputs."""
         kind = _SUFFIXES.get(self.media_type, "bytes").upper() if self.media_type != "text/plain" else "text"
         return f"<{kind}, {len(self.data):,} bytes>"
 
@@ -90,12 +90,12 @@ def media_type_of(data: bytes) -> str:
 
 
 def find_parts(result: ModelResult) -> list[Part]:
-    """Return what of an answer is to be shown, played or saved."""
+    """Return the parts of an answer that can be shown, played or saved."""
     return [part for _, _, part in _parts(result)][:MOST_PARTS]
 
 
 def describe_parts(result: ModelResult) -> ModelResult:
-    """Return an answer with a description in the place of bytes that are no text."""
+    """Return an answer in which bytes that are not text are replaced by descriptions."""
     shown = copy.copy(result)
     for name, place, part in _parts(result):
         if part.media_type != "text/plain":

@@ -61,7 +61,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Console:
-    """What the pages show."""
+    """The sources of what the pages show."""
 
     server_url: str
     watcher: Watcher
@@ -102,7 +102,7 @@ def make_app(console: Console) -> FastAPI:
 
 
 class _Looking:
-    """The thread that looks at the server, while somebody looks at a page."""
+    """The thread that looks at the server while somebody has a page open."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -148,7 +148,7 @@ class _Looking:
 
 
 async def _in_thread(call: Callable[[], Answer]) -> Answer:
-    """Return what a call returns that may take long; the end of the console does not wait for it."""
+    """Run a slow call in a thread and return its result; the end of the console does not wait for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Answer] = loop.create_future()
 
@@ -174,7 +174,7 @@ async def _in_thread(call: Callable[[], Answer]) -> Answer:
 
 
 class _Page:
-    """What all pages have: the head, and what is to be told."""
+    """The common part of all pages: the head, and the alerts."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -192,7 +192,7 @@ class _Page:
         self._telling: list[tuple[str, str]] = []
 
     def begin(self) -> None:
-        """Show what is known, and keep it up to date."""
+        """Show the known state, and keep it up to date."""
         self._refresh()
         ui.timer(_REFRESH_S, self._refresh)
 
@@ -219,7 +219,7 @@ class _Page:
         self.show(view)
 
     def alerts(self, view: View) -> Iterable[str]:
-        """Yield what is wrong with models and workers."""
+        """Yield the problems of models and workers."""
         for worker in view.workers:
             times = f"{worker.ends} time{'s' if worker.ends != 1 else ''}"
             if not worker.attached:
@@ -327,7 +327,7 @@ class _ModelPage(_Page):
         self.begin()
 
     def alerts(self, view: View) -> Iterable[str]:
-        """Yield what is wrong with the workers of this model."""
+        """Yield the problems of this model's workers."""
         mine = [worker for worker in view.workers if worker.model == self._name]
         return super().alerts(View(workers=mine))
 
@@ -485,7 +485,7 @@ class _Log:
 
 
 def _tiles(*names: str) -> Callable[..., None]:
-    """Make a row of numbers, and return what sets them."""
+    """Make a row of numbers, and return a function that sets them."""
     labels = []
     with ui.element("div").classes("c-tiles"):
         for name in names:
@@ -503,7 +503,7 @@ def _tiles(*names: str) -> Callable[..., None]:
 
 
 def _in_words(spec: ModelSpec) -> str:
-    """Say what the words of a signature mean."""
+    """Explain the words of a signature."""
     said = (
         f"Requests that wait at the same time are joined to one batch, of up to {spec.max_batch_size} rows."
         if spec.batching

@@ -44,11 +44,11 @@ class ModelCounts:
     pending: float | None = None
     """Requests that wait in the queue now."""
     outcomes: dict[str, float] = field(default_factory=dict)
-    """Requests by how they ended, where the guard counts them: those that no worker saw are in it, too."""
+    """Requests by how they ended, if the guard counts them; this includes requests that no worker saw."""
     kinds: dict[str, float] = field(default_factory=dict)
     """Requests that failed by the kind of the error, as far as that is known."""
     callable_kinds: dict[str, float] = field(default_factory=dict)
-    """Those that our workers answered, likewise."""
+    """The same for requests that our workers answered."""
     quantiles_ms: dict[str, float] = field(default_factory=dict)
     """Latency as the server summarises it: `p50`, `p99`."""
     callable_buckets: dict[float, float] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ModelCounts:
 
 @dataclass
 class WorkerCounts:
-    """One worker of a server of ours."""
+    """The counts of one of our workers."""
 
     model: str
     version: str
@@ -116,7 +116,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Point:
-    """What happened between two samples; None where nothing did that could tell."""
+    """The difference of two samples; None if they show nothing."""
 
     requests_s: float
     failures_s: Mapping[str, float]
@@ -126,7 +126,7 @@ class Point:
     p50_ms: float | None
     p99_ms: float | None
     of_callable: bool
-    """Whether the quantiles are those of the callable, not of requests."""
+    """Whether the quantiles are about the callable instead of requests."""
     batch_rows: float | None
     pending: float | None
 
@@ -245,7 +245,7 @@ def _add(counts: dict[Any, float], others: Mapping[Any, float]) -> None:
 
 
 def _quantiles(before: Mapping[float, float], now: Mapping[float, float]) -> dict[str, float]:
-    """Return the quantiles of what came between two cumulative histograms, each within its bucket."""
+    """Return the quantiles of the difference of two cumulative histograms, interpolated within buckets."""
     counts = [(bound, now[bound] - before.get(bound, 0.0)) for bound in sorted(now)]
     if not counts or counts[-1][1] <= 0:
         return {}

@@ -75,7 +75,7 @@ class Trial:
         self._is_stopped = False
         self._began = time.monotonic()
         self.answers: deque[str] = deque(maxlen=_MOST_LINES)
-        """What came, the last ones of a long stream."""
+        """The answers, only the last ones of a long stream."""
         self.parts: deque[Part] = deque(maxlen=MOST_PARTS)
         """Images, sounds, bytes and long texts among them, likewise."""
         self.count = 0
@@ -92,7 +92,7 @@ class Trial:
         threading.Thread(target=self._run, name="pytriton-console-trial", daemon=True).start()
 
     def stop(self) -> None:
-        """Give the call up."""
+        """Cancel the call."""
         self._is_stopped = True
         client = self._client
         if client is not None:

@@ -24,19 +24,19 @@ from pytriton.server.control.http import Control, ControlError, ModelState, fetc
 __all__ = ["INTERVAL_S", "LogFile", "MetricsSource", "View", "Watcher"]
 
 INTERVAL_S = 2.0
-"""How often the server is asked while somebody looks, in seconds."""
+"""Seconds between two questions to the server while somebody has a page open."""
 
 LOOK_S = 20.0
-"""A look that takes longer is told of, in seconds."""
+"""A look that takes longer than this many seconds is reported."""
 
 MOST_POINTS = 5400
 """How many points a chart keeps at most: three hours."""
 
 LEAST_POINTS = 300
-"""How many it keeps at least, where there are many models: ten minutes."""
+"""At least this many points are kept if there are many models: ten minutes."""
 
 MOST_MODELS = 1000
-"""More models than these are told of by their number."""
+"""If there are more models, only their number is shown."""
 
 # The limit for all models together; a point takes some hundred bytes.
 _ALL_POINTS = 200_000
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class View:
-    """What was seen at some time."""
+    """The state that was seen at one time."""
 
     serial: int = 0
     """Counts the looks."""
@@ -69,14 +69,14 @@ class View:
     problem: str = ""
     """Why there is no answer, or none that can be read."""
     notes: Sequence[str] = ()
-    """What cannot be shown, and why."""
+    """What cannot be shown, and the reason."""
     version: str = ""
     """The version of the server."""
     models: Sequence[ListedModel] = ()
     loadable: frozenset[str] = frozenset()
     """Models of the repository, which can be loaded again."""
     workers: Sequence[WorkerCounts] = ()
-    """Workers of a server of ours."""
+    """The workers of a server of ours."""
     has_metrics: bool = False
 
     def model(self, name: str) -> ListedModel | None:
@@ -122,7 +122,7 @@ class LogFile:
     path: Path
 
     def last_lines(self) -> list[str]:
-        """Return the last lines; one that says why where they cannot be had."""
+        """Return the last lines, or one that says why there are none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -160,7 +160,7 @@ class Watcher:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def poll(self) -> View:
-        """Look once, and return what was seen. Takes seconds where the server does not answer."""
+        """Look once, and return the result; this takes seconds if the server does not answer."""
         serial = self.view.serial + 1
         self._began = time.monotonic()
         try:
@@ -182,7 +182,7 @@ class Watcher:
         return view
 
     def check(self) -> View:
-        """Return what was seen last, and that no answer comes where a look does not end."""
+        """Return the last result, and a problem if the current look takes too long."""
         began = self._began
         if began is not None and time.monotonic() - began > LOOK_S and self.view.state != "NO ANSWER":
             problem = f"The server has been answering for more than {LOOK_S:g} s."
@@ -190,7 +190,7 @@ class Watcher:
         return self.view
 
     def forget(self, model: str) -> None:
-        """Read a model anew at the next look, such as after it was loaded."""
+        """Read a model again at the next look, such as after it was loaded."""
         self._specs.pop(model, None)
 
     def points(self, model: str = "") -> list[tuple[float, Point | None]]:

@@ -44,7 +44,7 @@ class Link:
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator[AsyncioModelClient]:
-        """Give the client, which stays open as long as the block."""
+        """Return the client, which stays open during the block."""
         self._users += 1
         try:
             yield self.client
@@ -231,7 +231,7 @@ class Backend:
         return Link(model, client)
 
     async def _read(self, name: str) -> ServedModel:
-        """Ask the server what a model is."""
+        """Ask the server for a model, and classify it."""
         if not name.isprintable() or not name or (self._names is not None and name not in self._names):
             raise _unknown(name)
         try:
@@ -258,7 +258,7 @@ class Backend:
             raise from_client_error(error, name) from error
 
     def _knows(self, name: str, reason: str) -> bool:
-        """Return whether the server has a model that it cannot serve now, as far as it tells."""
+        """Return whether the server has a model that it cannot serve now, as far as it says."""
         try:
             return name in known_models(self._control)
         except ControlError:

@@ -35,7 +35,7 @@ class Chat:
 
 
 def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
-    """Return what a model gets for a request."""
+    """Return the inputs of a model for a request."""
     told = read_messages(body.messages, model)
     given: dict[str, Any] = {"messages": body.messages}
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})

@@ -72,13 +72,13 @@ def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
 
 
 def model_failed(model: str, text: str) -> OpenAIError:
-    """Return the answer where a model has not done what it is for."""
+    """Return the answer for a model that failed."""
     # Another try would fail in the same way.
     return OpenAIError(500, f"Model {model!r} failed: {text}", code="model_error", retry=False)
 
 
 def from_validation(problems: Sequence[Mapping[str, Any]]) -> OpenAIError:
-    """Return the answer for a body that is not as its type says."""
+    """Return the answer for a body that does not match its type."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return OpenAIError(400, f"Expected a body of JSON: {first['ctx']['error']}.", code="invalid_json")

@@ -165,7 +165,7 @@ class Generation:
         return {**self._head, "object": self._form.whole, "choices": choices, "usage": await self.usage.total()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events, as they are sent; those of parts that are there at the same time together."""
+        """Yield the events as they are sent; parts that come together are joined."""
         begun: set[int] = set()
         said = [Part()] * len(self._prompts)
         if self._tells_usage_always:
@@ -221,11 +221,11 @@ class Generation:
                     yield number, part
 
     def _groups(self) -> AsyncGenerator[tuple[int, list[Part]], None]:
-        """Yield together what is there together."""
+        """Yield groups of parts that have come together."""
         return merged([self._source(number, prompt) for number, prompt in enumerate(self._prompts)])
 
     def check(self, whole: Part) -> None:
-        """Check a whole text, where it is to be of a form."""
+        """Check a whole text if a format was asked for."""
         # A text that was cut is not checked, nor is one with a call or a refusal in place of an answer.
         if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
             self._wishes.check.check(whole.text, self._link.model.spec.model_name)
@@ -245,7 +245,7 @@ class Generation:
         )
 
     def _variant(self, number: int) -> Asked:
-        """Return what goes to the model for one of several choices, which are to differ with a seed, too."""
+        """Return the inputs for one of several choices; a seed differs for each."""
         inputs, parameters = dict(self._asked.inputs), dict(self._asked.parameters)
         for values in (inputs, parameters):
             if number and "seed" in values:
@@ -260,7 +260,7 @@ class Generation:
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
 
     def _text_event(self, number: int, text: str) -> str:
-        """Return the event of a part that is text alone, as nearly all are: the rest of it is written once."""
+        """Return the event of a part that is only text, as most are; the constant rest is written once."""
         around = self._around.get(number)
         if around is None:
             event = self._event([{"index": number, **self._form.delta(Part(_MARK))}])

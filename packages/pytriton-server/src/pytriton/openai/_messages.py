@@ -16,7 +16,7 @@ from pytriton.openai._requests import MOST_LEVELS, depth_of
 __all__ = ["AUDIO", "IMAGES", "Conversation", "read_messages"]
 
 IMAGES, AUDIO = "images", "audio"
-"""The optional inputs that take what messages hold beside text: a list of files."""
+"""The optional inputs for the files in messages: lists of images and of audio."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Messages may have these fields, which a template may ignore.

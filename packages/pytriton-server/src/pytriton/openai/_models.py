@@ -24,7 +24,7 @@ TOKENIZER_CONFIG = "tokenizer_config"
 TOKENIZER = "tokenizer"
 """The entry with the path of a `tokenizer.json`, or of its folder."""
 TOOL_PARSER = "tool_parser"
-"""The entry that says how the model writes calls of tools into its text."""
+"""The parameter that says how the model writes calls of tools into its text."""
 
 ENDPOINTS = {
     "text": ("/v1/chat/completions", "/v1/completions", "/v1/responses"),
@@ -32,22 +32,22 @@ ENDPOINTS = {
     "score": ("/v1/rerank", "/v2/rerank", "/v1/score"),
     "speech": ("/v1/audio/transcriptions",),
 }
-"""Where models of each kind are asked."""
+"""The endpoints of each kind of model."""
 
 NOUNS = {"text": "texts", "embedding": "vectors", "score": "scores of pairs of texts", "speech": "transcriptions"}
-"""What they give."""
+"""The noun for the outputs of each kind."""
 
 FINISH_REASON = "finish_reason"
 COUNTS = ("prompt_tokens", "completion_tokens")
 TOOL_CALLS, REASONING, REFUSAL, LOGPROBS = "tool_calls", "reasoning_content", "refusal", "logprobs"
 SPOKEN = ("segments", "words", "language", "duration")
-"""What a model that takes audio may tell of it beside the text."""
+"""Outputs of a model that takes audio besides the text."""
 _AUDIO = ("audio", "file")
 _TEXTS_BESIDE = (FINISH_REASON, TOOL_CALLS, REASONING, REFUSAL, LOGPROBS)
 
 
 class UnfitModelError(ValueError):
-    """A model that takes no text, or gives what these endpoints do not tell; its text says which of that."""
+    """The endpoints cannot serve this model, because of its inputs or outputs; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ServedModel:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Where it is asked."""
+        """The endpoints that serve it."""
         return ENDPOINTS[self.kind]
 
     @property
@@ -109,7 +109,7 @@ class ServedModel:
 
 
 def read_model(config: Mapping[str, Any]) -> ServedModel:
-    """Return what a model is."""
+    """Read from a configuration how the endpoints serve a model."""
     spec = parse_model_config(config, None)
     needed = [tensor for tensor in spec.inputs if not tensor.optional]
     if len(needed) not in (1, 2) or not all(map(_holds_one_text, needed)):

@@ -124,7 +124,7 @@ class Body(BaseModel):
 
 
 class Generating(Body):
-    """What requests for chats and for completions have in common."""
+    """The common fields of requests for chats and for completions."""
 
     told: ClassVar[tuple[str, ...]] = ("model", "stream", "stream_options", "n", "stop")
 
@@ -157,7 +157,7 @@ class Generating(Body):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a stream is to end with the counts of tokens."""
+        """Whether a stream ends with the counts of tokens."""
         told = {name: value for name, value in (self.stream_options or {}).items() if value not in (None, False)}
         if any(name not in _STREAM_OPTIONS or value is not True for name, value in told.items()):
             problem = f"expected true or false for {', '.join(_STREAM_OPTIONS)}; got {told!r:.200}"
@@ -171,7 +171,7 @@ class Generating(Body):
 
     @property
     def tells_usage_always(self) -> bool:
-        """Whether each event of a stream is to have the counts so far."""
+        """Whether each event of a stream has the counts so far."""
         return self.tells_usage and bool((self.stream_options or {}).get("continuous_usage_stats"))
 
 
@@ -208,7 +208,7 @@ class EmbeddingRequest(Body):
 
 
 class RerankRequest(Body):
-    """The body of `POST /v1/rerank`, as Jina has it, and of `POST /v2/rerank`, as Cohere has it."""
+    """The body of `POST /v1/rerank` (Jina's API) and of `POST /v2/rerank` (Cohere's)."""
 
     query: str
     documents: list[Any]
@@ -331,7 +331,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 
 def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
-    """Return the array of an optional input; what a text cannot be is one of JSON."""
+    """Return the array of an optional input; elements that are not text are given in JSON."""
     spec = model.options[name]
     dtype: Any = spec.dtype  # either kind is checked below
     is_text = spec.dtype is np.bytes_

@@ -54,7 +54,7 @@ class AnswerCheck:
 
 
 def read_response_format(given: Any) -> AnswerCheck | None:
-    """Return what answers are to be; None where any text will do."""
+    """Return the check for the format that was asked for; None if any text will do."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind == "text":
         return None

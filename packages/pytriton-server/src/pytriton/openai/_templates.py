@@ -26,7 +26,7 @@ DEFAULT_TEMPLATE = (
     "{% endfor %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""That of models that give none."""
+"""The template for models that have none."""
 
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _TRIED_CALL = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
@@ -81,7 +81,7 @@ class ChatTemplate:
         return any(f"{quote}image{quote}" in self.text or f"{quote}audio{quote}" in self.text for quote in "'\"")
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], model: str) -> str:
-        """Return the text that a model is to continue."""
+        """Return the text that the model has to continue."""
         try:
             return self._render(messages, variables)
         except _RefusedError as error:
@@ -97,7 +97,7 @@ class ChatTemplate:
             ) from error
 
     def check(self) -> None:
-        """Try the template with a conversation, and where it shows tools with calls of them."""
+        """Try the template with a conversation, and with calls of tools if it shows tools."""
         try:
             _compile(self.text)
         except TemplateError as error:
@@ -132,18 +132,18 @@ _FAILURES = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError,
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it stands for what is in it."""
+    """`{% generation %}` marks the assistant's text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Return what is between the tags."""
+        """Return the nodes between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _token_text(token: Any) -> str | None:
-    """Return the text of a token, which is written alone or with what a tokenizer knows of it."""
+    """Return the text of a token, which is a string or an object of the tokenizer's configuration."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

@@ -44,7 +44,7 @@ class Stops:
         """Whether one of them has come."""
 
     def feed(self, text: str) -> str:
-        """Take the next part and return what is certainly before them."""
+        """Take the next part; return the text that surely precedes the stop texts."""
         if not self._stops:
             return text
         text = self._held + text
@@ -57,7 +57,7 @@ class Stops:
         return text[:begin]
 
     def end(self) -> str:
-        """Return what was held back, where no other part follows."""
+        """Return the text that was held back, when no part follows."""
         held, self._held = self._held, ""
         return held
 
@@ -91,12 +91,12 @@ class Part:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing, its end aside."""
+        """Whether it has no content besides its finish reason."""
         return not (self.text or self.calls or self.reasoning or self.refusal or self.logprobs)
 
     @property
     def said(self) -> str:
-        """All that it says, in whatever way."""
+        """All of its text: answer, reasoning and refusal."""
         if not (self.calls or self.reasoning or self.refusal):
             return self.text
         calls = "".join(call["function"].get(name, "") for call in self.calls for name in ("name", "arguments"))
@@ -189,7 +189,7 @@ def _output(answer: Any, name: str) -> bytes:
 
 
 def _logprobs(text: bytes, model: str) -> list[Any]:
-    """Return what a model tells of tokens: JSON of a list, or of an object with such a list as its `content`."""
+    """Return a model's log probabilities: JSON of a list, or of an object with the list as its `content`."""
     if not text:
         return []
     try:
@@ -207,7 +207,7 @@ def _join(value: Any) -> bytes:
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield what several generators yield as it comes, each with the number of its generator; in the end close them."""
+    """Yield the items of several generators as they come, each with the number of its generator; then close them."""
     if len(sources) == 1:
         # The most frequent case needs no task for each item.
         async with aclosing(sources[0]):

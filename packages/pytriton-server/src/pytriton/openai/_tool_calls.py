@@ -79,7 +79,7 @@ TOOL_PARSERS: Mapping[str, _Form] = {
 
 
 def longest_begin(text: str, ends: Sequence[str]) -> int:
-    """Return where the longest end of a text begins that one of some texts may begin with."""
+    """Return where a text's longest end begins that may be the beginning of one of some texts."""
     longest = max(map(len, ends), default=1) - 1
     places = range(max(0, len(text) - longest), len(text))
     return next((at for at in places if any(end.startswith(text[at:]) for end in ends)), len(text))
@@ -98,7 +98,7 @@ class ToolText:
         self._has_text = False
 
     def feed(self, text: str) -> tuple[str, list[Mapping[str, Any]]]:
-        """Take the next part and return what is certainly text, and the calls that are whole."""
+        """Take the next part; return the text that is surely no call, and the complete calls."""
         self._held += text
         told = ""
         calls: list[Mapping[str, Any]] = []
@@ -116,7 +116,7 @@ class ToolText:
             calls += found
 
     def end(self) -> tuple[str, list[Mapping[str, Any]]]:
-        """Return what was held back, where no other part follows."""
+        """Return the text that was held back, when no part follows."""
         held, self._held = self._held, ""
         if not self._is_inside:
             return held if held.strip() or self._has_text else "", []
@@ -153,7 +153,7 @@ class ToolText:
 
 @dataclass
 class CallDeltas:
-    """Makes the deltas of OpenAI's streams of the calls that a model tells."""
+    """Makes the deltas of OpenAI's streams from the calls in a model's output."""
 
     model: str
     _begun: set[int] = field(default_factory=set)

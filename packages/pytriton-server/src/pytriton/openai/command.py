@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["API_KEY_VARIABLE", "EndpointError", "OpenAiGuest", "openai_command"]
 
 API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
-"""Where the API key is looked for."""
+"""The environment variable with the API key."""
 
 _NEEDED = ("fastapi", "hpack", "jinja2", "jsonschema", "python_multipart", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[openai]"'
@@ -30,7 +30,7 @@ _BACKLOG = 2048
 
 
 class EndpointError(PyTritonError):
-    """The endpoints cannot be served; says why."""
+    """The endpoints cannot be served; the text says why."""
 
 
 def openai_command(
@@ -145,7 +145,7 @@ class OpenAiGuest(Guest):
             self.openai_key_file = Path(self.openai_key_file)
 
     def check(self, given: Collection[str]) -> None:
-        """Check that the endpoints can be started, where they are asked for."""
+        """Check that the endpoints can be started if they are asked for."""
         if self.openai is not None:
             _check_installed("--openai")
             _read_aliases(self.openai_alias or ())
@@ -157,7 +157,7 @@ class OpenAiGuest(Guest):
                 raise typer.BadParameter(f"--openai-{option} is for --openai")
 
     def describe(self, triton: "Triton") -> Iterator[str]:
-        """Yield a line for each model: where it is asked, or why it is not."""
+        """Yield a line for each model: its endpoint, or why it has none."""
         if self.openai is None:
             return
         if self.openai in triton.describe().ports:
@@ -171,7 +171,7 @@ class OpenAiGuest(Guest):
     def beside(
         self, triton: "Triton", opened: contextlib.ExitStack, *, address: str
     ) -> contextlib.AbstractContextManager[object]:
-        """Bind the port; return what runs the endpoints."""
+        """Bind the port, and return the context manager that runs the endpoints."""
         if self.openai is None:
             return contextlib.nullcontext()
         listener = opened.enter_context(_bind_endpoint(address, self.openai))
@@ -215,7 +215,7 @@ def _bind_endpoint(address: str, port: int) -> socket.socket:
 
 
 def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each model of a server that runs or not: where it is asked, or why it is not."""
+    """Yield a line for each model of a server, running or not: its endpoint, or why it has none."""
     from pytriton.openai.server import UnfitModelError, endpoints_of
 
     for model in triton.describe().models:
@@ -263,7 +263,7 @@ def _shown(listener: socket.socket) -> str:
 
 
 def _read_key(path: Path | None) -> str | None:
-    """Return the API key of a file, or of the environment; None where there is none."""
+    """Return the API key from a file, or from the environment; None if there is none."""
     if path is None:
         found = os.environ.get(API_KEY_VARIABLE)
         if found is not None and not found.strip():

@@ -23,7 +23,7 @@ a loop waiting; on one of its own, every request changes threads some times, and
 _CONNECT_S = 10.0
 
 GRPC_SERVICER = "pytriton.ray._grpc.add_GRPCInferenceServiceServicer_to_server"
-"""What `grpc_servicer_functions` of Ray's `grpc_options` must name, so that the proxies for gRPC speak KServe v2."""
+"""`grpc_servicer_functions` of Ray's `grpc_options` must name this, so that its gRPC proxies speak KServe v2."""
 
 
 def application(
@@ -101,7 +101,7 @@ def _actor_options(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _check_replicas(
     num_replicas: int | str | None, autoscaling_config: Mapping[str, Any] | None, max_ongoing_requests: int
 ) -> None:
-    """Check what says how many replicas there are and what each takes, of which Ray tells some only when it deploys."""
+    """Check the number of replicas and of requests for each; Ray itself reports some errors only when it deploys."""
     from ray.serve.config import AutoscalingConfig
 
     def is_count(value: object) -> bool:
@@ -165,7 +165,7 @@ def serve_forever(
 
 
 def _check_address(address: str) -> None:
-    """Check that something listens where a cluster is said to be; Ray itself waits for minutes, without a word."""
+    """Check that a cluster listens at an address; Ray itself would wait for minutes without a word."""
     # Ray prefers the variable to a cluster that it finds.
     from_environment = os.environ.get("RAY_ADDRESS") if address == "auto" else None
     host, colon, port = (from_environment or address).removeprefix("ray://").rpartition(":")

@@ -18,7 +18,7 @@ METHODS = (
     *("ModelInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),
     *("ServerLive", "ServerReady", "ServerMetadata"),
 )
-"""Those that are handed on which have one question and one answer."""
+"""The methods with one request and one response that are passed on."""
 STREAM_METHOD = "ModelStreamInfer"
 
 
@@ -41,7 +41,7 @@ def add_GRPCInferenceServiceServicer_to_server(servicer: Any, server: Any) -> No
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
-    """What answers the methods: handlers that Ray puts in the place of those that are here at first."""
+    """The handlers of the methods; Ray replaces them by its own."""
 
     def __init__(self, servicer: Any) -> None:
         kinds = dict.fromkeys(METHODS, grpc.unary_unary_rpc_method_handler)
@@ -53,7 +53,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
         }
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return what answers a call, `None` if it is for somebody else."""
+        """Return the handler of a call; `None` if it belongs to another service."""
         found = self._method_handlers.get(handler_call_details.method)
         if found is None or not found.request_streaming:
             return found

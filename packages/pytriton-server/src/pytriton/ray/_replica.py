@@ -63,7 +63,7 @@ class Replica:
         self._triton.run()
 
     async def __call__(self, request: Request) -> Response:
-        """Return what answers an HTTP request, which Ray calls as the ASGI application that a response is."""
+        """Return the ASGI application that answers an HTTP request; Ray calls it."""
         return self._http
 
     async def _ask(self, method: str, request: Any, context: Any) -> Message:
@@ -88,12 +88,12 @@ class Replica:
             call.cancel()  # does nothing if the call is over
 
     async def check_health(self) -> None:
-        """Raise where the Triton of this replica is gone for good; Ray asks now and then, and replaces the replica."""
+        """Raise an error if this replica's Triton is gone for good; Ray asks regularly, and replaces the replica."""
         if not self._triton.is_connected():
             raise RuntimeError("the Triton of this replica has ended")
 
     async def close(self) -> None:
-        """Let go of the connections, and stop Triton."""
+        """Close the connections, and stop Triton."""
         self._upstream.close()
         await self._channel.close()
         await asyncio.to_thread(self._triton.stop)
@@ -114,7 +114,7 @@ def _tell(error: grpc.aio.AioRpcError, context: Any) -> None:
 
 
 async def _send(requests: Any, call: Any) -> None:
-    """Send what a caller sends, until it has no more or has left."""
+    """Pass on the caller's messages until it has no more, or has left."""
     try:
         async for request in requests:
             await call.write(request.SerializeToString())

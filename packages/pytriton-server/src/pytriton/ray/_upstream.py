@@ -56,12 +56,12 @@ class Answer(asyncio.Protocol):
             self._transport.writelines([head, *body])
 
     async def headers_have_come(self) -> None:
-        """Wait for the headers; where the length of the body is known, for all of that, too."""
+        """Wait for the headers, and for the body if its length is known."""
         while not (self._is_complete or (self.is_stream and self.status)):
             await self._wait()
 
     async def read(self) -> bytes:
-        """Return what has come of the body; nothing at its end."""
+        """Return the bytes of the body that have come; nothing at its end."""
         while not (self._parts or self._is_complete):
             await self._wait()
         came = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -120,7 +120,7 @@ class Answer(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
+        """Wake the coroutine that waits."""
         self._fail(ConnectionError(f"the connection was closed{f': {exc}' if exc else ''}"))
 
     def _fail(self, error: Exception) -> None:
@@ -135,7 +135,7 @@ class Answer(asyncio.Protocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Learn what comes."""
+        """Read the length of the body from the headers."""
         self.status = self._parser.get_status_code()
         self.is_stream = not any(name == b"content-length" for name, _ in self.headers)
         if not self._has_body:
@@ -189,13 +189,13 @@ class Upstream:
         return answer
 
     def release(self, answer: Answer) -> None:
-        """Keep the connection of an answer that is over; close it where the answer is not."""
+        """Keep the connection of a complete answer; otherwise close it."""
         if answer.can_be_kept:
             self._idle.append(answer)
         else:
             answer.close()
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the unused connections."""
         while self._idle:
             self._idle.pop().close()

@@ -36,7 +36,7 @@ class RayGuest(Guest):
     replicas: Annotated[int, typer.Option(min=1, help="With --ray: how many replicas.")] = 1
 
     def check(self, given: Collection[str]) -> None:
-        """Check that Ray is installed, where it is asked for, and that the other options have a meaning there."""
+        """Check that Ray is installed if it is asked for, and that the other options apply to it."""
         if self.ray is None:
             if "replicas" in given:
                 raise typer.BadParameter(

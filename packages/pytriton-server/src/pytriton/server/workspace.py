@@ -33,7 +33,7 @@ _LOCK = ".lock"
 _ATTEMPTS = 10
 _CONTENTS = {_LOCK, "models", "folders", "backends", "endpoints", "hosts"}
 USERS_SUFFIX = ".users"
-"""Of files beside the sockets. As long as somebody has one of them locked, the folder stays: see `sharing`."""
+"""The suffix of files beside the sockets. While one of them is locked, the folder stays, see `sharing`."""
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Workspace:
         self._keep_cleaners_out()
 
     def _keep_cleaners_out(self) -> None:
-        """Lock the folder itself: systemd-tmpfiles, which removes what is old, leaves such a one alone."""
+        """Lock the folder itself, because systemd-tmpfiles does not remove old files from a locked one."""
         self._folder_fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # some file systems lack such locks
             fcntl.flock(self._folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -261,7 +261,7 @@ def _lock_or_remove(path: Path) -> int | None:
 
 
 def _lock_if_possible(path: Path) -> int | None:
-    """Lock a folder that somebody has named: nobody sweeps it, so that it needs no lock."""
+    """Lock a folder that the user named if possible; nobody sweeps it, so it needs no lock."""
     try:
         return _lock_new(path)
     except _LockDeniedError as error:
@@ -291,7 +291,7 @@ def _lock_new(path: Path) -> int | None:
 
 
 def _sweep(home: Path) -> None:
-    """Remove the automatic workspaces in `home` whose owner is gone: nobody holds their lock any more."""
+    """Remove the automatic workspaces in `home` whose lock nobody holds, because their owner is gone."""
     for candidate in _automatic_workspaces(home):
         try:
             # A folder without the file is being made right now, or is not ours.
@@ -312,7 +312,7 @@ def _sweep(home: Path) -> None:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove a workspace whose owner is gone, and which nobody else uses. Does nothing to any other folder."""
+    """Remove a workspace without owner and users; other folders are left alone."""
     try:
         # A server that others use as well named this path, so only a folder that looks like a workspace is removed.
         if path.is_symlink() or path.stat().st_uid != os.getuid() or not set(os.listdir(path)) <= _CONTENTS:
@@ -332,7 +332,7 @@ def remove_abandoned(path: Path) -> None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Tell whether somebody serves models at the sockets in a workspace."""
+    """Return whether somebody serves models at the sockets in a workspace."""
     for file in (path / "endpoints").glob(f"*{USERS_SUFFIX}"):
         try:
             fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -143,7 +143,7 @@ class HarnessCalls:
         return float(self.metrics[self._metrics[metric]])
 
     def discard_metric_family(self, family: int) -> None:
-        """Keep what it has counted: a test looks after the end of the model."""
+        """Keep its counts, because a test reads them after the end of the model."""
 
 
 def _refused(model: str, text: str) -> ModelError:

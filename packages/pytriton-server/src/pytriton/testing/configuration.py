@@ -95,7 +95,7 @@ def read_config(folder: Path, given: str | Mapping[str, Any] | None) -> dict[str
 
 
 def completed_config(written: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Add what Triton adds to a configuration before a model gets it."""
+    """Add the fields that Triton adds to a configuration before a model gets it."""
     config = _with_defaults(written, _MODEL)
     config["name"] = config["name"] or name
     for kind, defaults in (("input", _INPUT), ("output", _OUTPUT)):
@@ -118,7 +118,7 @@ def completed_config(written: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _with_defaults(written: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was written in the order of the defaults, with those that are missing."""
+    """Return the written fields in the order of the defaults, and the missing ones with their defaults."""
     found = {
         name: copy.deepcopy(written.get(name, default))
         for name, default in defaults.items()

@@ -71,10 +71,10 @@ class ResponseCollector:
             self._changed.notify_all()
 
     def executed(self, number: int) -> None:
-        """Take note that `execute` has returned: whoever calls it knows."""
+        """Ignore this: the caller of `execute` knows when it returns."""
 
     def note_dropped(self, batch: Any, index: int) -> None:
-        """Take note, in a destructor, that nobody is left who could answer a request."""
+        """Note, in a destructor, that nobody can answer a request any more."""
         self._dropped.append((batch, index))
 
     def wait(self, timeout_s: float, name: str) -> None:

@@ -20,7 +20,7 @@ _VALUES = {"int32_false_true": np.int32, "fp32_false_true": np.float32, "bool_fa
 
 
 class SequenceControls:
-    """Makes requests of a sequence of what a test passes in."""
+    """Makes requests of a sequence from those of a test."""
 
     def __init__(self, config: Mapping[str, Any], *, batching: bool) -> None:
         """Read a configuration."""
@@ -66,5 +66,5 @@ class SequenceControls:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return a repeated field of messages as a list, also where the text has one of them."""
+    """Return a repeated field of messages as a list, even if the text has one message."""
     return value if isinstance(value, list) else [] if value is None else [value]

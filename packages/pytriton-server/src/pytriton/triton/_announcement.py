@@ -42,7 +42,7 @@ def present(description: TritonDescription) -> None:
 
 
 def say_ready(description: TritonDescription) -> None:
-    """Say in one line on standard error that models are served, where the program has set up no logging."""
+    """Print one line on standard error that models are served, if the program has set up no logging."""
     if is_log_set_up(__name__):
         return
     names = ", ".join(dict.fromkeys([*(model.name for model in description.models), *description.folders]))
@@ -81,7 +81,7 @@ def describe_as_html(description: TritonDescription, title: str) -> str:
 
 
 def _call(config: TritonModelConfig) -> str:
-    """Return the rest of a curl line for a model: what is behind its name, and the body of the request."""
+    """Return the end of a curl line for a model: what follows its name, and the body of the request."""
     declared = list(config.inputs or ())
     # If all inputs are optional, the first one is shown, because requests without inputs are rare.
     inputs = [spec for spec in declared if not spec.optional] or declared[:1]
@@ -116,6 +116,6 @@ def _values(spec: TensorSpec) -> list[Any]:
 
 
 def _sizes(spec: TensorSpec) -> list[int]:
-    """Return the sizes of an example: of several, where any is possible, so that it is seen to be a list."""
+    """Return the sizes of an example; a variable size is several, to show that it is a list."""
     last = len(spec.shape) - 1
     return [size if size >= 0 else 2 if axis == last else 1 for axis, size in enumerate(spec.shape)]

@@ -99,7 +99,7 @@ class _Program:
         self._ends: collections.deque[float] = collections.deque(maxlen=self._limits.max_crashes)
 
     def keep(self) -> None:
-        """Run the program, again and again if it is to be started again, until `end` is called or it is given up."""
+        """Run the program, and restart it if asked to, until `end` is called or it is given up."""
         while not self._is_over.is_set():
             # A failure means that the system cannot start a process now.
             if keep_on(self._run_once, f"The process of {self._name} cannot be looked after") and not self._again:

@@ -36,7 +36,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         self._stopped: set[WorkerService] = set()
 
     def note_stop(self) -> None:
-        """Note that the server of these models is stopped: they may be bound anew."""
+        """Note that the server of these models has stopped, so that they may be bound again."""
         self._stopped = set(self.values())
 
     def bind(
@@ -156,7 +156,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
             logger.info("Model %s (version %d) is not served any more.", model.name, model.version)
 
     def is_alone(self, caller: CallingModel | None, name: str, version: int | None) -> bool:
-        """Tell whether a model that calls is the one, and the only one, of this name and version."""
+        """Return whether the calling model is the only one of this name and version."""
         return caller is not None and [each.definition for each in self.find(name, version)] == [caller]
 
     def find(self, name: str, version: int | None) -> list[WorkerService]:

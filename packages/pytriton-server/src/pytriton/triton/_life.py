@@ -57,7 +57,7 @@ class ServerLife:
         self.start_s = 0.0
         """How long it took until the models of the session were served, in seconds."""
         self.failure: BaseException | None = None
-        """Why the server has ended, or is to end."""
+        """Why the server has ended, or has to end."""
         self.linger_s: float | None = 0.0
         """How long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
         self.orders = StopOrders()
@@ -112,7 +112,7 @@ class ServerLife:
             time.sleep(_POLL_S)
 
     def block(self, period_s: float, find_failure: Callable[[], BaseException | None]) -> None:
-        """Wait until the server has been stopped, or is to be: by a signal, or because something has failed."""
+        """Wait until the server has stopped or has to stop, because of a signal or a failure."""
         while not self.orders.signals:
             if self.session is None or self.failure is not None:
                 return
@@ -125,7 +125,7 @@ class ServerLife:
         logger.info("Got %s: stopping the server.", signal.Signals(self.orders.signals[0]).name)
 
     def stop(self) -> bool:
-        """Stop the server; called by a callable of it, begin to. Return whether there was one."""
+        """Stop the server, or begin to if one of its callables asks. Return whether there was one."""
         if not self.is_own:
             # The process is not a child of this fork.
             return False
@@ -134,11 +134,11 @@ class ServerLife:
         return self._stop(None)
 
     def is_stop_requested(self) -> bool:
-        """Tell whether somebody wants the server stopped."""
+        """Return whether somebody wants the server stopped."""
         return self.orders.is_for(self.session)
 
     def check_wanted(self) -> None:
-        """Check that nobody wants the server stopped."""
+        """Raise `StartCancelled` if somebody wants the server stopped."""
         if self.is_stop_requested():
             raise StartCancelled
 

@@ -99,7 +99,7 @@ class Registry(Generic[_Owner]):
             alias.stop()
 
     def explain(self, error: PortInUseError) -> PortInUseError:
-        """Return an error that says so where a server of this very process has the port; else the same."""
+        """Return a better error if a server of this process has the port; otherwise the same one."""
         for alias, _ in self._on_ports([(error.address or "", error.port or 0)]):
             return PortInUseError(
                 f"TritonConfig.{error.setting}={error.port} cannot be bound on {error.address}: a server of this very "
@@ -117,7 +117,7 @@ class Registry(Generic[_Owner]):
         return error
 
     def _on_ports(self, places: Sequence[tuple[str, int]]) -> Iterator[tuple[_Owner, weakref.ref[_Owner]]]:
-        """Go through the aliases, and objects, whose servers listen at one of these addresses and ports."""
+        """Yield the aliases and objects whose servers listen at one of these addresses and ports."""
         for alias_ref, handle in list(self._entries):
             alias = alias_ref()
             ports = alias._ports() if alias is not None and _has_server(alias) else None

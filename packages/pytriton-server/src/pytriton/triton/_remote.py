@@ -153,7 +153,7 @@ class RemoteTriton(TritonBase):
         return super().is_connected() and remote is not None and not remote.is_unreachable
 
     def _wait_complete(self, remote: "RemoteSession") -> None:
-        """Give workers a moment to come back. If they do not, the session ends, so that a new one is made."""
+        """Give workers a moment to come back; otherwise the session ends, and a new one is made."""
         deadline = time.monotonic() + _COMEBACK_S
         while not self.is_alive() and time.monotonic() < deadline and remote.is_running:
             remote.reconcile()

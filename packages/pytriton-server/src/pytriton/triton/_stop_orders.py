@@ -30,7 +30,7 @@ class StopOrders:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def __bool__(self) -> bool:
-        """Tell whether there are any."""
+        """Return whether there are any."""
         return bool(self._calls or self.signals)
 
     @property
@@ -40,7 +40,7 @@ class StopOrders:
 
     @property
     def is_by_system(self) -> bool:
-        """Whether it was SIGTERM: that comes from what starts servers, Ctrl+C from somebody who looks at the screen."""
+        """Whether SIGTERM was the reason, which a service manager sends, and not Ctrl+C at a terminal."""
         return self.signals[:1] == [signal.SIGTERM]
 
     def on_signal(self, number: int) -> None:
@@ -49,7 +49,7 @@ class StopOrders:
         self._wake.put(None)
 
     def wake(self) -> None:
-        """Let the thread that serves look at what has happened."""
+        """Wake the thread that serves, so that it checks what has happened."""
         self._wake.put(None)
 
     def wait(self, timeout_s: float) -> None:
@@ -68,11 +68,11 @@ class StopOrders:
             self._calls.remove(only)
 
     def is_for(self, session: Session | None) -> bool:
-        """Tell whether the server of a session is to be stopped."""
+        """Return whether the server of a session has to stop."""
         return bool(self.signals) or any(only in (None, session) for only in list(self._calls))
 
     def names(self, session: Session) -> bool:
-        """Tell whether somebody stops the server of this very session already."""
+        """Return whether somebody already stops the server of this session."""
         return session in self._calls
 
     @contextlib.contextmanager

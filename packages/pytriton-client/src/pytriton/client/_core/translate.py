@@ -53,10 +53,10 @@ _SHAPES = re.compile(r"\[-?[0-9][0-9,-]*\]")
 _ANSWER_BEGINS = ("[request id:", "model '")
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
-# Of gRPC itself, where an HTTP gateway answers.
+# gRPC says this if an HTTP gateway answers.
 _GATEWAY_TEXT = "received http2 header with status: "
 _EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
-# gRPC says this if an HTTP gateway answers.
+# Permanent failures: an authority that is not trusted, a name that is not in the certificate, a server without TLS.
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
 _SHAPE_TEXT = "unexpected shape for input"

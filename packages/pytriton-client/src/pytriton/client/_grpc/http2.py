@@ -488,7 +488,7 @@ def _frame(kind: int, flags: int, number: int, payload: bytes | memoryview) -> b
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Take note of an error, which whoever has waited for it may not do any more."""
+    """Retrieve an error, so that asyncio does not log it if its waiter has left."""
     if not future.cancelled():
         future.exception()
 

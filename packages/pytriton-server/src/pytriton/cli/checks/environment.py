@@ -72,7 +72,7 @@ def describe_environment(*, verbose: bool) -> str:
 
 
 def describe_variables(environment: dict[str, str]) -> Iterator[str]:
-    """Yield a line for each variable. Where name or value sounds like a secret, the value is left out."""
+    """Yield a line for each variable, without the value if name or value looks like a secret."""
     for name in sorted(environment):
         value = environment[name]
         is_secret = _SECRET.search(name) or _SECRET.search(value)

@@ -28,9 +28,9 @@ class Report:
         self._level = logging.NOTSET
         self._propagate = True
         self.folder = Path()
-        """Where to write to."""
+        """The folder to write to."""
         self.kept: list[Path] = []
-        """What stays behind: the folder, the ZIP."""
+        """The files that stay: the folder, the ZIP."""
 
     def __enter__(self) -> "Report":
         """Make the folder and start to collect the logs."""

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepFailed(Exception):
-    """A step failed, and is recorded: those that need it are to be left out."""
+    """A step failed, which was recorded; steps that need it have to be skipped."""
 
 
 class Steps:
@@ -48,7 +48,7 @@ class Steps:
         self._print("ok", began, title)
 
     def heading(self, text: str) -> None:
-        """Print what the following steps belong to."""
+        """Print a heading for the following steps."""
         self._echo(f"\n{text}")
         self._lines.append(text)
 

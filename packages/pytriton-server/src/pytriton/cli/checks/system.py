@@ -30,7 +30,7 @@ class SystemDeniedError(Exception):
 
 
 def check_system(steps: Steps, _folder: Path) -> None:
-    """Try what tritonserver and workers need of the system."""
+    """Check that the system allows what tritonserver and workers need."""
     steps.heading("What the system lets a server do:")
     for title, attempt in (
         ("write to a folder of its own, and lock a file there", _make_workspace),

@@ -26,7 +26,7 @@ from pytriton.inprocess.capi.library import NativeLibrary
 __all__ = ["MODEL_FILE", "Backend", "Instance", "InstanceRunner", "ServedModel", "load_backend"]
 
 MODEL_FILE = "bound"
-"""Name of the file in the folder of a model version that says which one it is here."""
+"""The file in the folder of a model version that has its number in this process."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,27 +60,27 @@ class Instance(ctypes.Structure):
 
 
 class InstanceRunner(Protocol):
-    """What serves the batches of one model instance."""
+    """Serves the batches of one model instance."""
 
     def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
-        """Serve a batch, or see to it that it is served. It is in the instance's slab; `request` is its first one."""
+        """Serve a batch, or arrange that it is served. It is in the instance's slab; `request` is its first request."""
 
     def make_room(self, length: int) -> None:
-        """Put a slab of `length` bytes or more in the place of the instance's."""
+        """Replace the instance's slab by one of `length` bytes or more."""
 
     def unload(self) -> None:
         """End, once: no batch comes any more."""
 
 
 class ServedModel(Protocol):
-    """What Triton can load."""
+    """A model that Triton can load."""
 
     def make_runner(self, place: int, instance: Instance) -> InstanceRunner:
-        """Make what serves an instance, which is the one at `place` of the loaded model; sets its fields."""
+        """Make the runner of an instance, the one at `place` of the loaded model, and set the instance's fields."""
 
 
 class _Load:
-    """One loading of a model by Triton. While it loads a model anew, there are two."""
+    """One loading of a model by Triton; while Triton loads it again, there are two."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -137,7 +137,7 @@ class Backend:
         return number
 
     def remove_model(self, number: int) -> None:
-        """Forget a model; what Triton has loaded of it stays until it is unloaded."""
+        """Forget a model; its loaded instances stay until Triton unloads them."""
         self._models.pop(number, None)
 
     # ---- called by Triton -------------------------------------------------------------------------------------------
@@ -185,6 +185,6 @@ class Backend:
 
 
 def load_backend() -> Backend:
-    """Load the native library, or give it if it is there."""
+    """Load the native library once, and return it."""
     # The native library calls the functions of a single object.
     return process.shared("backend", Backend)

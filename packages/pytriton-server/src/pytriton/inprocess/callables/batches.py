@@ -33,7 +33,7 @@ __all__ = ["IN_PLACE_BYTES", "POINTED_TO_BYTES", "BatchHandle", "DirectBatch", "
 logger = logging.getLogger(__name__)
 
 IN_PLACE_BYTES = 1 << 20
-"""Inputs of so many bytes are views on the memory of the caller where that is possible, and read-only."""
+"""Inputs of this size are read-only views of the caller's memory if possible."""
 POINTED_TO_BYTES = 64 << 10
 """Outputs of so many bytes are copied once, from where they are to where Triton wants them; those of several requests
 are not joined for that."""
@@ -113,7 +113,7 @@ class BatchHandle:
         self._library.fail(self.address, code, text.encode("utf-8", "replace").replace(b"\0", b"\\0"))
 
     def serve(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call what answers the batch; where that fails its requests get an error."""
+        """Call a function that answers the batch; if it fails, its requests get an error."""
         try:
             function(self, *arguments)
         except BaseException as error:
@@ -208,7 +208,7 @@ class DirectSink:
         self._progress_at: dict[int, float] | None = None
 
     def track_progress(self) -> None:
-        """Note from now on what `fail_late` needs."""
+        """Record from now on when each batch made progress, for `fail_late`."""
         self._progress_at = {}
 
     def hold(self, handle: BatchHandle) -> None:
@@ -232,7 +232,7 @@ class DirectSink:
         return bool(late)
 
     def forget(self, number: int) -> None:
-        """Keep a batch no longer. Where it was not answered its requests get an error."""
+        """Release a batch; requests without an answer get an error."""
         self._held.pop(number, None)
         if self._progress_at is not None:
             self._progress_at.pop(number, None)
@@ -256,7 +256,7 @@ class DirectSink:
             self._progress_at[number] = time.monotonic()
 
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
-        """End a batch with an error for every request of it that is open."""
+        """End a batch with an error for each open request."""
         handle = self._held.get(number)
         if handle is not None:
             handle.fail(text, code)
@@ -269,7 +269,7 @@ class DirectSink:
 
 
 def _address(payload: Payload) -> tuple[int, object]:
-    """Return where a payload is, and what has to live as long as the address is used."""
+    """Return the address of a payload, and the object that must live as long as it is used."""
     if isinstance(payload, bytes):
         return ctypes.cast(ctypes.c_char_p(payload), ctypes.c_void_p).value or 0, payload
     array = np.ascontiguousarray(np.concatenate(payload) if isinstance(payload, list) else payload)

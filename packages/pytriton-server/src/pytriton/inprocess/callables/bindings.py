@@ -48,17 +48,17 @@ _LONGEST_POLL_S = 0.02
 
 
 class RunningServer(Protocol):
-    """What is needed of a server to serve bound models."""
+    """The part of a server that bound models need."""
 
     control_mode: ModelControlMode
     describe_busy: Callable[[], list[str]]
     cache_bytes: int
 
     def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
-        """Load a model in whatever mode of control."""
+        """Load a model, whatever the mode of control is."""
 
     def unload(self, name: str) -> None:
-        """Unload a model in whatever mode of control. Does not wait."""
+        """Unload a model, whatever the mode of control is, without waiting."""
 
     def is_listed(self, name: str) -> bool:
         """Tell whether a repository has a folder for a model, loaded or not."""
@@ -287,7 +287,7 @@ class Bindings:
     # ---- for the server ---------------------------------------------------------------------------------------------
 
     def on_started(self, server: RunningServer) -> None:
-        """Load what was bound before the start."""
+        """Load the models that were bound before the start."""
         with self._lock:
             self._loaded = set()
             names = list(dict.fromkeys(model.bound.name for model in self._models.values()))
@@ -308,7 +308,7 @@ class Bindings:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _load(self, server: RunningServer, name: str) -> None:
-        """Make Triton load all bound versions of a name, and forget those that are not bound any more."""
+        """Make Triton load all bound versions of a name, and forget versions that are no longer bound."""
         backend = load_backend()
         models = [model for model in self._models.values() if model.bound.name == name]
         parameters: dict[str, Parameter] = {"config": _config(models[-1])}

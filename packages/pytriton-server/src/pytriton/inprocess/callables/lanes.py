@@ -24,7 +24,7 @@ __all__ = ["Lane"]
 
 
 class Lane(PlainBatches):
-    """The lane of one instance, and what it asks."""
+    """The lane of one instance, and the functions that it calls."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Lane(PlainBatches):
 
     @property
     def thread(self) -> int:
-        """The thread in which it serves a batch; 0 where it does not."""
+        """The thread in which it serves a batch; 0 if it serves none."""
         return self._backend.lane_thread(self._native)
 
     def stop(self) -> None:
-        """Leave what comes from now on to Python; in the thread of the instance."""
+        """Leave all further batches to Python; called in the thread of the instance."""
         self._instance.lane = None
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ _UNLOAD_TIMEOUT_S = 5.0
 
 
 class Runner:
-    """What both kinds of callables have in common."""
+    """The common base of the runners of both kinds of callables."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Runner:
         self._put(self._pool.take(length))
 
     def _execution(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
-        """Read the batch in the slab; `None` where that cannot be served, and its requests have their error."""
+        """Read the batch in the slab; `None` if it cannot be served, and its requests got their error."""
         self.sink.hold(handle)
         number = handle.address
         if self._failure is not None:
@@ -156,7 +156,7 @@ class Runner:
 
     @property
     def stuck_at(self) -> str | None:
-        """What the callable does right now, as a stack; `None` where it does nothing."""
+        """The current stack of the callable; `None` if it is idle."""
         return None
 
 
@@ -189,7 +189,7 @@ class SyncRunner(Runner):
             self._renew()
 
     def _go_on(self, handle: BatchHandle, execution: Execution) -> None:
-        """Serve a batch to its end whose callable was called."""
+        """Serve the rest of a batch whose callable was called."""
         number = handle.address
         self.sink.hold(handle)
         try:

@@ -128,7 +128,7 @@ def _function(library: ctypes.CDLL, name: str, argtypes: Any) -> Any:
 
 
 def load_api() -> Api:
-    """Load the library and its functions, or give those that are loaded."""
+    """Load the library and its functions once, and return them."""
     global _api
     # Once it exists it is read without the lock, because every call into Triton reads it.
     if _api is None:

@@ -46,7 +46,7 @@ class Library:
 
 
 def load_library() -> Library:
-    """Load the library, or give the one that is loaded."""
+    """Load the library once, and return it."""
     global _loaded
     with _lock:
         if _loaded is None:

@@ -49,24 +49,24 @@ class StartedServer(Protocol):
         """Stop it, at exit."""
 
     def after_fork(self) -> None:
-        """Make the copy in a forked child useless: whatever it holds belongs to the parent. Takes no lock."""
+        """Make the copy in a forked child useless, because everything in it belongs to the parent. Takes no lock."""
 
 
 class _State:
-    """What all copies of this module share, should the package be imported a second time."""
+    """The state that is shared if this package is imported a second time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.servers: set[StartedServer] = set()
         self.stopped: list[Callable[[], object]] = []
-        """What deletes the stopped servers that are not deleted yet."""
+        """The functions that delete stopped servers that still exist."""
         self.is_watched = False
         self.at_exit: list[Callable[[], object]] = []
-        """What is to be called when the servers are stopped at exit."""
+        """The functions to call when the servers are stopped at exit."""
         self.forked_from: int | None = None
         self.skip_destructors_at_exit: Callable[[], object] = bool
         self.shared: dict[str, Any] = {}
-        """What else there is one of in the process, by name."""
+        """Other objects of which the process has one, by name."""
 
 
 def _shared_state() -> _State:
@@ -119,7 +119,7 @@ def register(server: StartedServer) -> None:
 
 
 def is_alone(server: StartedServer) -> bool:
-    """Tell whether there is no other server than this one, running or stopped and not deleted."""
+    """Return whether no other server exists, running or stopped."""
     with _state.lock:
         return _state.servers == {server} and not _state.stopped
 

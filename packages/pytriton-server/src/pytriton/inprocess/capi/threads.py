@@ -78,7 +78,7 @@ def _rename(name: str) -> None:
 
 
 def _settle() -> None:
-    """Wait until each thread of the servers was once asleep: what it had told before, it has put back by then."""
+    """Wait until each thread of the servers was asleep once, so that it has returned its memory."""
     deadline = time.monotonic() + _SETTLED_AFTER_S
     awake = _threads(_SERVER)
     while (awake := [thread for thread in awake if not _sleeps(thread)]) and time.monotonic() < deadline:

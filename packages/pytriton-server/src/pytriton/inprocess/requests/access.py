@@ -106,7 +106,7 @@ class ServerAccess:
         self._refusing = True
 
     def users(self) -> str:
-        """Say who keeps the server from being stopped, in words; empty if nobody does."""
+        """Return in words who keeps the server from stopping; empty if nobody does."""
         # They are counted one by one, because a signal may leave dead entries in the set.
         calls, requests = sum(1 for _ in self._calls), len(self.in_flight)
         parts = [f"{requests} requests in flight"] if requests else []
@@ -114,17 +114,17 @@ class ServerAccess:
         return " and ".join(parts)
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Call a function that answers with a message, and give what its JSON says."""
+        """Call a function that answers with a message, and return the message's JSON."""
         with self.use() as handle:
             return self.api.ask(function, handle, *arguments)
 
     def after_fork(self) -> None:
-        """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
+        """Make the copy in a forked child useless, because everything in it belongs to the parent."""
         self._refusing = True
         self._forked_from = os.getppid()
 
     def refusal(self) -> TritonError:
-        """Make the error for whoever uses a server that takes no calls."""
+        """Make the error for a user of a server that takes no calls."""
         if self._forked_from is not None:
             return InvalidArgumentError(
                 f"Server {self.name!r} runs in process {self._forked_from}, and this is process {os.getpid()}, which "

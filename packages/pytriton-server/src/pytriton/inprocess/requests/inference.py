@@ -20,7 +20,7 @@ _Deliver = Callable[[InferenceResponse], None]
 
 
 class _Responses:
-    """What both iterators are: the end of a request that its caller holds."""
+    """The common base of both iterators over responses."""
 
     __slots__ = ("__weakref__", "_finished", "_pending", "_raises", "_request", "_timeout_s")
 

@@ -49,7 +49,7 @@ def known_spec(model: NamedModel) -> ModelSpec:
 
 
 def forget_spec(model: NamedModel) -> bool:
-    """Forget a description, as it may be out of date; tell whether there was one."""
+    """Forget a description that may be out of date; return whether there was one."""
     with contextlib.suppress(TritonError):
         return access_of(model).model_specs.pop((model.name, model.version), None) is not None
     return False

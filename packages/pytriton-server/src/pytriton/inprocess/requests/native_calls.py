@@ -101,6 +101,6 @@ class NativeCalls:
 
 @functools.cache
 def load_native_calls() -> NativeCalls:
-    """Load the library and its functions, or give those that are loaded."""
+    """Load the library and its functions once, and return them."""
     # The native library reports to a single object.
     return process.shared("native calls", NativeCalls)

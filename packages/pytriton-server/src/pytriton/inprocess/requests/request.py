@@ -139,7 +139,7 @@ def _checked_name(request: InferenceRequest, name: Any) -> str:
 
 
 def _described(request: InferenceRequest, name: str, value: Any) -> tuple[Any, ...]:
-    """Describe an input as the native library wants it; what owns its memory comes last."""
+    """Describe an input as the native library wants it; the owner of its memory comes last."""
     tensor = to_tensor(request.model, name, value)
     buffer = tensor.memory_buffer
     place = buffer.data_ptr, buffer.size, int(buffer.memory_type), buffer.memory_type_id

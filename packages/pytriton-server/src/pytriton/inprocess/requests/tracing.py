@@ -204,7 +204,7 @@ class StartedTrace:
 
 
 class _Callbacks:
-    """What Triton calls, for all traces."""
+    """The callbacks that Triton calls for all traces."""
 
     def __init__(self) -> None:
         self.activity = c_types.InferenceTraceActivityCallback(self._activity)

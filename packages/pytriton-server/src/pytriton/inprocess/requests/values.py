@@ -20,7 +20,7 @@ _EXPECTED = "a Tensor, a numpy array or scalar, (nested) lists, or an object wit
 
 
 def is_untyped(value: Any) -> bool:
-    """Tell whether a value has no element type of its own, so that the model's is taken."""
+    """Return whether a value has no element type of its own, so that the model's is used."""
     return isinstance(value, (list, tuple, bool, int, float, str, bytes)) and not isinstance(value, np.generic)
 
 
@@ -110,7 +110,7 @@ def _holds_strings(array: Array) -> bool:
 
 
 def _converted(array: Array, data_type: DataType) -> Tensor:
-    """Give numbers the type that the model wants, if it holds all of them: floats of the nearest value."""
+    """Convert numbers to the type that the model wants if it holds them all; floats are rounded."""
     if not array.size:
         array = array.astype(np.float32)
     dtype = NUMPY_TYPES[data_type]

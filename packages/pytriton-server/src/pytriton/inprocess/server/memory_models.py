@@ -85,7 +85,7 @@ class MemoryRepository:
 
 
 def is_folder_name(name: str) -> bool:
-    """Tell whether the name of a model can be that of a folder."""
+    """Return whether a model's name can be the name of a folder."""
     return os.path.basename(name) == name and name not in ("", ".", "..")
 
 

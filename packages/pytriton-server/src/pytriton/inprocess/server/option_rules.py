@@ -159,7 +159,7 @@ def optional(rule: Rule) -> Rule:
 
 
 def member_of(enumeration: type[IntEnum]) -> Rule:
-    """Accept a member of an enumeration and not its number, whose meaning nobody could tell from the code."""
+    """Accept a member of an enumeration, but not its number, which no reader of the code would understand."""
 
     def check(value: object, name: str) -> int:
         if not isinstance(value, enumeration):

@@ -106,7 +106,7 @@ class Session(ServerAccess):
         )
 
     def _abandon(self) -> None:
-        """Free what a start that failed has left."""
+        """Free what a failed start has left."""
         self.refuse_calls()
         try:
             if self.handle:
@@ -121,7 +121,7 @@ class Session(ServerAccess):
             return self._index(handle, ready_only=ready_only)
 
     def flag(self, function: str) -> bool:
-        """Return what a function of the C API says of the server."""
+        """Call a function of the C API that returns a flag of the server."""
         flag = ctypes.c_bool()
         with self.use() as handle:
             getattr(self.api, function)(handle, ctypes.byref(flag))
@@ -140,7 +140,7 @@ class Session(ServerAccess):
                 self.api.TRITONSERVER_MetricsDelete(metrics)
 
     def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
-        """Load a model in whatever mode of control. It goes on after an interrupt."""
+        """Load a model, whatever the mode of control is. It goes on after an interrupt."""
         process.interruptible(lambda: self._load(name, parameters), lambda _: None, "load")
 
     def _load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
@@ -167,7 +167,7 @@ class Session(ServerAccess):
                 ) from error
 
     def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Unload a model in whatever mode of control. Does not wait."""
+        """Unload a model, whatever the mode of control is, without waiting."""
         with self.use() as handle, unloading():
             if dependents:
                 self.api.TRITONSERVER_ServerUnloadModelAndDependents(handle, name.encode())
@@ -231,7 +231,7 @@ class Session(ServerAccess):
         self._delete()
 
     def after_fork(self) -> None:
-        """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
+        """Make the copy in a forked child useless, because everything in it belongs to the parent."""
         self._stop_lock = threading.Lock()
         super().after_fork()
 
@@ -319,7 +319,7 @@ class Session(ServerAccess):
         return True
 
     def _has_unloaded(self) -> bool:
-        """Wait for the threads in which Triton still ends models, and tell whether they are done."""
+        """Wait for the threads in which Triton still ends models; return whether they are done."""
         try:
             self._wait(
                 lambda: unloading_threads() and "threads in which Triton ends models",

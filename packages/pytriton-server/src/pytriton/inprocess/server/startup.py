@@ -25,7 +25,7 @@ _DEFAULTS_OF_CONTAINERS = (b"/opt/tritonserver/backends", b"/opt/tritonserver/ca
 
 
 class Folders:
-    """The folders that Triton is told of, in the workspace of a server."""
+    """The folders that Triton uses, in the workspace of a server."""
 
     def __init__(self, api: Api, workspace: Workspace, values: Mapping[str, Any]) -> None:
         binary = api.library.binary
@@ -56,7 +56,7 @@ class Folders:
 
 
 def _unless_missing_default(path: bytes | None) -> bytes | None:
-    """Return a path, or `None` for one that scripts only name because a container has it, where there is none."""
+    """Return a path; `None` for a default of NVIDIA's containers that does not exist here."""
     if path is not None and path.rstrip(b"/") in _DEFAULTS_OF_CONTAINERS and not os.path.isdir(path):
         return None
     return path

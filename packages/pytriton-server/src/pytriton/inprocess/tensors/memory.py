@@ -125,7 +125,7 @@ def import_array(array: Array) -> tuple[DataType, tuple[int, ...], MemoryBuffer]
 
 
 class _ExternalMemory:
-    """Memory that numpy did not allocate, as it takes it, with what keeps it."""
+    """Memory from outside of numpy in the form that numpy reads, with its owner."""
 
     __slots__ = ("__array_interface__", "owner")
 

@@ -23,7 +23,7 @@ _SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]
 
 
 class Desk:
-    """Where requests come in."""
+    """The common first part of all endpoints: it finds the model, and reads the inputs."""
 
     def __init__(self, backend: Backend, strict: bool) -> None:
         self.backend = backend
@@ -43,7 +43,7 @@ class Desk:
         return link
 
     def asked(self, body: Body, link: Link, request: Request) -> Asked:
-        """Return what goes to a model beside the text."""
+        """Return the inputs and parameters of a model besides the text."""
         inputs, parameters = inputs_and_parameters(body, link.model, strict=self._strict)
         # Triton traces every request that has a context, even if its flag says that it is not sampled.
         is_sampled = _SAMPLED.fullmatch(request.headers.get(_HANDED_ON[0], "")) is not None
@@ -59,5 +59,5 @@ class Desk:
 
 
 async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the answer that some work makes, which is cancelled where its caller leaves before."""
+    """Return the result of some work, which is cancelled if its caller leaves first."""
     return await until_gone(request.receive, work) or Response(status_code=CALLER_GONE)

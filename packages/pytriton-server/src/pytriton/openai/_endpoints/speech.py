@@ -103,7 +103,7 @@ async def _transcribe(desk: Desk, body: TranscriptionRequest, audio: bytes, requ
 
 
 def _typed(body: TranscriptionRequest, model: ServedModel) -> TranscriptionRequest:
-    """Return a request whose further fields are values: a form has texts alone."""
+    """Convert the fields of a form, which are all texts, to values."""
     extra = body.model_extra or {}
     for name, value in extra.items():
         if name in model.options and model.options[name].dtype is not np.bytes_ and isinstance(value, str):
@@ -117,7 +117,7 @@ def _typed(body: TranscriptionRequest, model: ServedModel) -> TranscriptionReque
 async def _noted(
     answers: AsyncGenerator[Mapping[str, Any], None], told: dict[str, Any], model: ServedModel
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield answers, and note what they tell beside the text."""
+    """Yield answers, and note their outputs besides the text."""
     names = [name for name in SPOKEN if name in model.output_names]
     async with aclosing(answers):
         async for answer in answers:

@@ -37,7 +37,7 @@ def add_texts(app: FastAPI, desk: Desk) -> None:
 
 
 async def prepare_chat(desk: Desk, body: ChatRequest, request: Request, endpoint: str) -> Generation:
-    """Return the choices of a chat, which nobody has asked for yet."""
+    """Return the choices of a chat; the model is not asked yet."""
     link = await desk.find(body.model, endpoint)
     told = read_chat(body, link.model)
     asked = desk.asked(body, link, request)

@@ -27,12 +27,12 @@ class Output:
 
     @property
     def thoughts(self) -> str:
-        """What the model thought."""
+        """The thoughts of the model."""
         found = [item for item in self.items if item["type"] == "reasoning"]
         return "".join(part["text"] for item in found for part in item["content"])
 
     def add(self, part: Part) -> Iterator[Event]:
-        """Add a part, and yield the events that tell of it, without their numbers."""
+        """Add a part, and yield its events, without their numbers."""
         if part.reasoning:
             yield from self._say("reasoning", "reasoning_text", "text", part.reasoning)
         if part.text or part.logprobs:
@@ -126,7 +126,7 @@ class Output:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Where the part that is open stands."""
+        """The place of the open part."""
         item = self._open
         if item is None:
             return {}

@@ -137,7 +137,7 @@ def _read_message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
-    """Put a call of a tool to what the assistant said before it, as chats have it."""
+    """Add a call of a tool to the assistant's message before it, as chats have it."""
     name, arguments = item.get("name"), item.get("arguments")
     if not (isinstance(name, str) and name and isinstance(arguments, str)):
         raise _wrong(where, "a call with a name and arguments, which are text", item)

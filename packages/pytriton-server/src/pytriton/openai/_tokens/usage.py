@@ -43,7 +43,7 @@ class Usage:
             self._said[number].append(said)
 
     async def begin(self) -> None:
-        """Count the prompts, for those who want to know counts before the end."""
+        """Count the prompts now, for a caller who wants counts before the end."""
         if self._tokenizer is not None:
             await asyncio.to_thread(lambda: [self._prompt(number) for number in range(len(self._prompts))])
 

@@ -68,7 +68,7 @@ class GrpcControl:
         return self._made
 
     def is_listening(self, timeout_s: float = _OPEN_TIMEOUT_S) -> bool:
-        """Tell whether the port is open."""
+        """Return whether the port is open."""
         if self._may_use_proxy:
             # The port may be reachable through the proxy only.
             try:
@@ -85,7 +85,7 @@ class GrpcControl:
         return True
 
     def is_ready(self) -> bool:
-        """Tell whether the server says that it is ready."""
+        """Return whether the server says that it is ready."""
         if not self.is_listening():
             return False
         try:
@@ -94,7 +94,7 @@ class GrpcControl:
             return False
 
     def has_failed(self) -> bool:
-        """Tell whether the server answers that it could not be set up, and serve nothing."""
+        """Return whether the server reports that its setup failed and it serves nothing."""
         try:
             return not self._client.is_server_live(headers=self._headers, client_timeout=CALL_TIMEOUT_S)
         except (InferenceServerException, ControlError):
@@ -117,14 +117,14 @@ class GrpcControl:
         self._call("unload_model", model_name, timeout_s=timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """List the models of the repository, which those that came with an upload are not part of."""
+        """List the models of the repository; uploaded models are not in it."""
         return [
             ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
             for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
         ]
 
     def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
-        """Tell whether a version of a model is served, and ready; None is any, of which the newest is asked for."""
+        """Return whether a version of a model is served and ready; None asks for the newest one."""
         try:
             return bool(self._call("is_model_ready", model_name, "" if version is None else str(version)))
         except ControlError as error:
@@ -153,7 +153,7 @@ class GrpcControl:
         return list(self._call("get_inference_statistics", as_json=True).get("model_stats", ()))
 
     def activity(self) -> Activity:
-        """Tell what all models of the server have answered so far."""
+        """Return how many requests all models of the server have answered so far."""
         return activity_of(self.all_statistics())
 
     def close(self) -> None:

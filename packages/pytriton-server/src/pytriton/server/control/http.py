@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of", "fetch"]
 
 CALL_TIMEOUT_S = 5.0
-"""How long one call may take, in seconds, where nothing else is said."""
+"""The default limit of one call, in seconds."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""The longest answer that is taken: what a server says of its models is never that long."""
+"""Longer answers are refused; those of a server about its models are never that long."""
 
 _CHUNK_BYTES = 64 << 10
 
@@ -71,7 +71,7 @@ class ModelState:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a server has answered so far."""
+    """How many requests a server has answered, and when the last one."""
 
     answered: int
     """How many requests it has answered, with an error or without."""
@@ -84,16 +84,16 @@ class Activity:
 
 
 class Control(Protocol):
-    """What is asked of a server. Every call raises `ControlError` when refused or not answered."""
+    """The calls to a server. Each raises `ControlError` if it is refused or not answered."""
 
     def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-        """Tell whether the server answers at all."""
+        """Return whether the server answers at all."""
 
     def is_ready(self) -> bool:
-        """Tell whether the server says that it is ready."""
+        """Return whether the server says that it is ready."""
 
     def has_failed(self) -> bool:
-        """Tell whether the server answers that it could not be set up, and serve nothing."""
+        """Return whether the server reports that its setup failed and it serves nothing."""
 
     def server_version(self) -> str:
         """Return the version of the server, `"2.51.0"` for example."""
@@ -105,10 +105,10 @@ class Control(Protocol):
         """Take all versions of a model out of service. Does not wait for its requests to finish."""
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """List the models of the repository, which those that came with an upload are not part of."""
+        """List the models of the repository; uploaded models are not in it."""
 
     def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
-        """Tell whether a version of a model is served, and ready; None is any, of which the newest is asked for."""
+        """Return whether a version of a model is served and ready; None asks for the newest one."""
 
     def model_config(self, model_name: str) -> dict[str, Any]:
         """Return the configuration that a model has on the server."""
@@ -123,7 +123,7 @@ class Control(Protocol):
         """Return Triton's statistics of every version of every model that is loaded."""
 
     def activity(self) -> Activity:
-        """Tell what all models of the server have answered so far."""
+        """Return how many requests all models of the server have answered so far."""
 
     def close(self) -> None:
         """Close connections."""
@@ -148,7 +148,7 @@ class HttpControl:
         self._headers = {**headers, "Connection": "close"}
 
     def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-        """Tell whether the server answers at all."""
+        """Return whether the server answers at all."""
         try:
             self._call("GET", "/v2/health/live", None, timeout_s)
         except ssl.SSLError:
@@ -159,14 +159,14 @@ class HttpControl:
         return True
 
     def is_ready(self) -> bool:
-        """Tell whether the server says that it is ready."""
+        """Return whether the server says that it is ready."""
         try:
             return self._call("GET", "/v2/health/ready")[0] == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False
 
     def has_failed(self) -> bool:
-        """Tell whether the server answers that it could not be set up, and serve nothing."""
+        """Return whether the server reports that its setup failed and it serves nothing."""
         try:
             status = self._call("GET", "/v2/health/live")[0]
         except (OSError, http.client.HTTPException):
@@ -191,7 +191,7 @@ class HttpControl:
         self._checked("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", {}, timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """List the models of the repository, which those that came with an upload are not part of."""
+        """List the models of the repository; uploaded models are not in it."""
         return [
             ModelState(
                 name=str(item.get("name")),
@@ -203,7 +203,7 @@ class HttpControl:
         ]
 
     def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
-        """Tell whether a version of a model is served, and ready; None is any, of which the newest is asked for."""
+        """Return whether a version of a model is served and ready; None asks for the newest one."""
         of_version = "" if version is None else f"/versions/{version}"
         path = f"/v2/models/{quote(model_name, safe='')}{of_version}/ready"
         try:
@@ -233,7 +233,7 @@ class HttpControl:
         return statistics
 
     def activity(self) -> Activity:
-        """Tell what all models of the server have answered so far."""
+        """Return how many requests all models of the server have answered so far."""
         return activity_of(self.all_statistics())
 
     def close(self) -> None:

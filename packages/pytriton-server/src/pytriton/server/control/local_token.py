@@ -111,7 +111,7 @@ class _TokenFile:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the folder, which nobody can put another in place of meanwhile."""
+    """Open the folder, so that nobody can replace it meanwhile."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not _is_private(os.fstat(folder), stat.S_ISDIR):
@@ -140,7 +140,7 @@ def _make(folder: int, text: str) -> tuple[str, int]:
 
 
 def _place() -> str:
-    """Return what differs between boots, hosts and network namespaces."""
+    """Return a mark of the boot, the host and the network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     network = os.stat("/proc/self/ns/net")
     return hashlib.sha256(f"{boot} {network.st_dev} {network.st_ino}".encode()).hexdigest()[:16]
@@ -161,7 +161,7 @@ def _is_loopback(hostname: str) -> bool:
 
 
 def _read_all(folder: int) -> list[_Left]:
-    """Return what the running servers of this place have left, and remove what those have left that were killed."""
+    """Return the files of the running servers of this host, and remove those of killed ones."""
     place = _place()
     found = []
     for name in sorted(os.listdir(folder)):

@@ -20,7 +20,7 @@ __all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "Deployment", 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
 HURRIED_DEADLINE_S = 0.2
-"""The same when somebody waits for the end."""
+"""The same while somebody waits for the end."""
 
 _JOIN_POLL_S = 0.1
 _POLL_S = 0.005
@@ -44,7 +44,7 @@ class Deployer(Protocol):
         """
 
     def has_others(self, names: Collection[str]) -> bool:
-        """Tell whether the server has, or may have, models beside these."""
+        """Return whether the server has, or may have, models beside these."""
 
 
 class Deployment:
@@ -82,7 +82,7 @@ class Deployment:
 
     @property
     def lasting(self) -> Sequence[WorkerService]:
-        """The models in service that are not about to leave it: they are to have workers."""
+        """The models in service that stay in service, and so need workers."""
         return tuple(model for model in self._models if model not in self._leaving)
 
     @property
@@ -95,11 +95,11 @@ class Deployment:
         return model.side_files(self._endpoints, self.cache_bytes)
 
     def unloading(self) -> list[str]:
-        """Return the names of the models that are out of service and that the server has not let go of."""
+        """Return the names of models that are out of service and that the server has not released."""
         return [model.name for model in (*self._draining, *self._orphaned) if self._is_loaded(model)]
 
     def has_only_orphaned(self, orphaned: OrphanedRequests, models: Sequence[WorkerService] | None = None) -> bool:
-        """Tell whether the server can never answer what it still has of models."""
+        """Return whether the server can never answer the remaining requests of models."""
         loaded = list(filter(self._is_loaded, self._all() if models is None else models))
         # A model that replaced another under its name has its own socket, or the workers of both.
         if not orphaned.poll({model.endpoint(self._endpoints): model.definition.batching_delay_s for model in loaded}):
@@ -116,7 +116,7 @@ class Deployment:
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def wait_warm(self, model: WorkerService, stop_wanted: StopWanted) -> None:
-        """Wait until the callables of a model have done their warm-up, at once where there is none."""
+        """Wait until the callables of a model have done their warm-up."""
         try:
             model.workers.wait_warm(cancelled=stop_wanted)
         except ProxyBackendError as error:
@@ -180,7 +180,7 @@ class Deployment:
         self._wait_unloaded(models, drain_timeout_s, stop_wanted)
 
     def unload_all(self, *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted) -> None:
-        """Take all models out of service, as `unload` does. Those that the server keeps are named in the log."""
+        """Take all models out of service, as `unload` does; the log names models that the server keeps."""
         shared: list[WorkerService] = []
         for name in dict.fromkeys(model.name for model in self._models):
             try:
@@ -252,12 +252,12 @@ class Deployment:
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def cut_workers(self) -> None:
-        """Cut all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
+        """Cut all workers off, so that callers of requests in flight get an error. `stop_workers` has to follow."""
         for model in self._all():
             model.workers.cut()
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
-        """Stop all workers: nothing is to be answered any more."""
+        """Stop all workers, because no request is left to answer."""
         deadline = time.monotonic() + timeout_s
         models = [*self._models, *self._draining]
         self._models, self._draining, self._orphaned = [], [], []
@@ -298,7 +298,7 @@ class Deployment:
             logger.debug("After a failed load, model %r: %s", model.name, error)
 
     def _detach(self, models: Sequence[WorkerService], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
-        """Let the workers of models finish what they have, while others serve what comes."""
+        """Let the workers of models finish their batches, while others serve new requests."""
         stoppers = [
             threading.Thread(
                 target=model.stop_workers, args=(drain_timeout_s,), name=f"pytriton-{model.name}-detach", daemon=True
@@ -312,7 +312,7 @@ class Deployment:
                 stopper.join(_JOIN_POLL_S)
 
     def _wait_unloaded(self, models: Sequence[WorkerService], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
-        """Wait until models out of service have answered what they have got, then stop their workers."""
+        """Wait until models out of service have answered their requests, then stop their workers."""
         deadline = time.monotonic() + drain_timeout_s
         grace_s = WORKER_DEADLINE_S
         release_s = _RELEASE_DEADLINE_S

@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 LONGEST_LINGER_S = 5.0
-"""How long requests go on to be accepted after SIGTERM, in seconds, where nothing else is said."""
+"""How long requests are still accepted after SIGTERM by default, in seconds."""
 QUIET_S = 1.0
-"""After so long without a request, in seconds, whoever sends them has gone elsewhere; where nothing else is said."""
+"""After this many seconds without a request, callers count as gone by default."""
 CUT_DEADLINE_S = 2.0
 """How long the server may take to fail requests whose workers were cut off, and then to end, in seconds. A caller that
 keeps a gRPC stream open keeps the model of its first request loaded, and the server up, for as long as it likes."""
@@ -155,10 +155,10 @@ def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, 
 
 
 def has_connections(ports: Collection[int]) -> bool:
-    """Tell whether somebody is connected to one of these TCP ports of this machine."""
+    """Return whether somebody is connected to one of these TCP ports of this machine."""
     return any(each.state in _OPEN_STATES for each in tcp_sockets(ports))
 
 
 def has_unsent(ports: Collection[int]) -> bool:
-    """Tell whether a connection to one of these ports has bytes on it that the other side has not got."""
+    """Return whether a connection to one of these ports has bytes that the peer has not received."""
     return any(each.unsent_bytes for each in tcp_sockets(ports) if each.state in _OPEN_STATES)

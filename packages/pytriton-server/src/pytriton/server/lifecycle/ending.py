@@ -17,7 +17,7 @@ from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memo
 __all__ = ["DRAIN_DEADLINE_S", "END_S", "EXIT_MARGIN_S", "Ending", "drain_s"]
 
 DRAIN_DEADLINE_S = float(DRAIN_TIMEOUT_S)
-"""How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
+"""Seconds that a stop waits for requests in flight, unless `exit_timeout_secs` is set."""
 EXIT_MARGIN_S = 5.0
 """What tritonserver needs to end beyond its own exit timeout, in seconds: its metrics thread sleeps in steps of
 `metrics_interval_ms`."""
@@ -26,12 +26,12 @@ END_S = EXIT_TIMEOUT_S + EXIT_MARGIN_S
 
 
 def drain_s(config: TritonConfig) -> float:
-    """Return how long requests that are being served may take when the server is to end, in seconds."""
+    """Return how many seconds requests in flight may take when the server ends."""
     return DRAIN_DEADLINE_S if config.exit_timeout_secs is None else float(config.exit_timeout_secs)
 
 
 class Ending:
-    """The end of a server: `drain`, and then `end`, whatever became of that."""
+    """The end of a server: `drain`, and then `end`, even if the first one failed."""
 
     def __init__(
         self,

@@ -37,11 +37,11 @@ class Figures:
         self._page: MetricsPage | None = None
 
     def prepare(self) -> None:
-        """Import what serves the page: that costs nothing while the server starts."""
+        """Import the modules of the page while the server starts, when that takes no extra time."""
         from pytriton.server.observe import metrics_page  # noqa: F401
 
     def start(self) -> None:
-        """Serve the page of a server that is up, if there is to be one and there is none yet."""
+        """Serve the page of a running server, if it should have one."""
         if (ports := self._server.ports) is None:
             return
         page, first, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerFiles:
-    """What a server finds in its workspace."""
+    """The files in the workspace of a server."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class ServerFiles:
         self.linked = {folder.name: folder for folder in linked}
         """The folders of models that are served as they are, by name."""
         self.supervisor: HostSupervisor | None = None
-        """Runs the hosts of models for Triton's Python backend, where workers do."""
+        """Runs the hosts of models for Triton's Python backend, if workers serve them."""
         self.folders: ServerFolders | None = None
-        """What the command line of the server names; None before `create`."""
+        """The folders on the server's command line; None before `create`."""
         self.binary: TritonServerBinary | None = None
         """The server that they belong to; None before `create`."""
         self._control = control
@@ -90,7 +90,7 @@ class ServerFiles:
         return folders, variables
 
     def belong_to(self, binary: TritonServerBinary, folders: ServerFolders) -> None:
-        """Note whose files these are, which may change while they are used."""
+        """Remember the server and the folders, whose files may change while they are used."""
         self.binary, self.folders = binary, folders
 
     def write_models(self) -> None:
@@ -100,7 +100,7 @@ class ServerFiles:
 
     @contextlib.contextmanager
     def changed(self, name: str, models: Sequence[WorkerService]) -> Iterator[None]:
-        """Have these versions of a name in the repository, and no others; where the block fails, those of before."""
+        """Put these versions of a name into the repository, and no others; if the block fails, restore the old ones."""
         with self._lock, self._repository.changed(name, *self._of(models)):
             yield
 
@@ -182,7 +182,7 @@ class ServerFiles:
         self.linked[folder.name] = folder
 
     def unload_folder(self, name: str, timeout_s: float) -> None:
-        """Have the running server unload what `load_folder` had it load."""
+        """Make the running server unload a model that `load_folder` loaded."""
         self._control().unload(name, timeout_s)
         del self.linked[name]
         (self._workspace.folders_path / name).unlink()
@@ -198,7 +198,7 @@ class ServerFiles:
         )
 
     def check_loaded(self, config: TritonConfig) -> None:
-        """Check that the running server has loaded what is here, and what else it was to load."""
+        """Check that the running server has loaded all models that it should have."""
         states = {(state.name, state.version): state for state in self._control().index()}
         for model in self._deployment.models:
             state = states.get((model.name, model.version))

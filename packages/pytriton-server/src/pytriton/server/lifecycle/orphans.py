@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 QUIET_S = 3.0
-"""How long nothing may be in flight, in seconds, until what a server still has counts as orphaned."""
+"""After this many seconds without a request in flight, the remaining requests count as orphaned."""
 ORPHANED = (
     "Triton does not let go of model %s, of which all requests are answered: a gRPC stream is open, or was cancelled "
     "in the moment in which it ended. It is not waited for any longer."

@@ -29,7 +29,7 @@ DRAINING = "pytriton-draining"
 NO_WORKERS = "pytriton-no-workers"
 """In the list of models while one of them has no worker."""
 LOST_PART = "pytriton-lost-part"
-"""In the list of models when what runs beside the server has been given up."""
+"""A model of this name in the repository shows that a process beside the server was given up."""
 GATE_NAMES = (DRAINING, NO_WORKERS, LOST_PART)
 
 _CONFIG = f"""\
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadinessGate:
-    """Turns what `/v2/health/ready` answers to "no" and back. Safe for several threads."""
+    """Makes `/v2/health/ready` answer "no", and undoes that. Threads may share it."""
 
     def __init__(self, models: Path, endpoints: Path, scratch: Path) -> None:
         self._models = models
@@ -95,7 +95,7 @@ class ReadinessGate:
             self._closed.discard(name)
 
     def hide(self) -> None:
-        """Take what cannot be loaded out of the repository, for a server that is about to load all that is there."""
+        """Take the gates, which cannot be loaded, out of the repository of a server that will load all models."""
         with self._lock:
             for name in self._closed:
                 shutil.rmtree(self._models / name, ignore_errors=True)
@@ -113,7 +113,7 @@ class ReadinessGate:
             self._closed.clear()
 
     def _put(self, name: str, side_file: str | None) -> None:
-        """Put a model into the repository, newer than what was there before, and never half of it."""
+        """Put a model into the repository in one step, newer than any before."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         version = self._scratch / "1"
         version.mkdir(parents=True)
@@ -158,7 +158,7 @@ class Readiness:
             self._gate.close(LOST_PART, self._control)
 
     def stop(self) -> None:
-        """End the watch. What the server says stays as it is; one that takes its place finds nothing of that."""
+        """End the watch. The gate stays as it is; a server that replaces this one starts without it."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
@@ -190,6 +190,6 @@ class Readiness:
 
 
 def _asks_models(control: Control) -> bool:
-    """Tell whether the server says by itself that it is not ready while a model has no worker."""
+    """Return whether the server itself says that it is not ready while a model has no worker."""
     version = parse_server_version(control.server_version())
     return version is not None and version >= _ASKS_MODELS_SINCE

@@ -99,7 +99,7 @@ class ServerSession:
             control=lambda: self._server.control,
             log_tail=lambda: self._server.log_tail,
         )
-        """What is in the workspace."""
+        """The files in the workspace."""
         self.readiness = Readiness(workspace, lambda: self._deployment.lasting, self.files.look)
         self._figures = Figures(self._server, self._deployment, self.files, lambda: self.guard_states)
         self._guard_test: GuardTest | None = None
@@ -124,7 +124,7 @@ class ServerSession:
 
     @property
     def guard_states(self) -> dict[str, bool]:
-        """Whether each protection of the guard is in force, by its name, without those that nothing has come to yet."""
+        """Whether each protection of the guard is in force, by name; untested ones are missing."""
         test = self._guard_test
         return {} if test is None else {each.name: is_in_force for each, is_in_force in test.states.items()}
 
@@ -279,7 +279,7 @@ class ServerSession:
         return True
 
     def has_others(self, names: Collection[str]) -> bool:
-        """Tell whether the server has, or may have, models beside these."""
+        """Return whether the server has, or may have, models beside these."""
         return has_others(self._server.control, names)
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:

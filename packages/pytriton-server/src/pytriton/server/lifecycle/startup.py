@@ -76,7 +76,7 @@ def wait_until_up(
 
 
 def _refuse_without_descriptors(process: ServerProcess) -> None:
-    """End the wait where one side cannot open the connections that it is for."""
+    """End the wait if a process is out of descriptors, so that it cannot open connections."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -109,7 +109,7 @@ def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callabl
 
 
 def is_open(endpoint: Endpoint) -> bool:
-    """Tell whether somebody listens, by a connection of a moment."""
+    """Return whether somebody listens, by connecting for a moment."""
     try:
         socket.create_connection((endpoint.host, endpoint.port), timeout=1.0).close()
     except OSError:
@@ -120,7 +120,7 @@ def is_open(endpoint: Endpoint) -> bool:
 def find_misfit(
     error: BaseException, binary: TritonServerBinary, process: ServerProcess | None, note: str = ""
 ) -> TritonServerStartError | None:
-    """Return what to raise in place of an error because the server lacks what this package needs; None if not."""
+    """Return a better error if the server lacks something that this package needs; otherwise None."""
     if process is None or not isinstance(error, (TritonServerStartError, TritonModelLoadError)):
         return None
     text = explain_misfit(binary, process.command, [str(error), *error.log_lines])

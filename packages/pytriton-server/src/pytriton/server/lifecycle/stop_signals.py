@@ -12,7 +12,7 @@ from pytriton.proxy_backend.system.forks import call_in_child
 __all__ = ["StopRequested", "StopSignals", "end_on_sigterm", "end_on_sigterm_as_init"]
 
 _SIGNALED = 128
-"""With the number of a signal, the exit code by which a shell tells that it has ended a process."""
+"""A process that a signal ended has this exit code plus the number of the signal, as in a shell."""
 
 
 class StopRequested(SystemExit):
@@ -57,7 +57,7 @@ class StopSignals:
         self._replaced: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        """Take over the signals that nobody handles."""
+        """Take over the signals that have no handler."""
         if threading.current_thread() is threading.main_thread():
             ours = ((signal.SIGINT, (signal.default_int_handler,)), (signal.SIGTERM, (signal.SIG_DFL, _end)))
             for number, unhandled in ours:

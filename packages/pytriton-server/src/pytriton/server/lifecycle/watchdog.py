@@ -12,7 +12,7 @@ from pytriton.server.tritonserver.process import ServerProcess
 __all__ = ["UNRESPONSIVE_TIMEOUT_S", "Watchdog"]
 
 UNRESPONSIVE_TIMEOUT_S = 120.0
-"""How long a server may answer nothing, in seconds, unless the user says."""
+"""Seconds that a server may not answer, by default."""
 
 _LEAST_QUESTIONS = 4
 _MOST_PAUSE_S = 10.0
@@ -65,7 +65,7 @@ class Watchdog:
                 logger.exception("The watchdog could not look after tritonserver; it goes on.")
 
     def _ask(self, before: "_Silent") -> "_Silent":
-        """Ask each front end once; return those that did not answer, with what was known of them before."""
+        """Ask each front end once; return those that did not answer, with their history."""
         server = self._server()
         silent: _Silent = {}
         if server is None:
@@ -92,7 +92,7 @@ class Watchdog:
 
 
 def _answers(endpoint: Endpoint, question: bytes, timeout_s: float) -> bool:
-    """Tell whether anything comes back from a front end."""
+    """Return whether a front end answers anything."""
     try:
         with socket.create_connection((endpoint.host, endpoint.port), timeout_s) as connection:
             connection.sendall(question)

@@ -28,11 +28,11 @@ __all__ = [
 
 InferFunc = Callable[..., Any]
 Servable = InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]
-"""What serves a model, or several that do so in parallel."""
+"""The callable of a model, or several that serve it in parallel."""
 
 
 class BindOptions(TypedDict, total=False):
-    """What `bind` takes by name on every way to serve; see there."""
+    """The keyword arguments of `bind` on every way to serve; see there."""
 
     model_version: int
     config: ModelConfig | None

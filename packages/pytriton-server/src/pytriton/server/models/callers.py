@@ -13,18 +13,18 @@ __all__ = ["CALLING_MODEL", "CallingModel", "calling_model", "run_in_background"
 
 
 class CallingModel(Protocol):
-    """What is asked of a model whose callable is running."""
+    """The part of a model that is used while its callable runs."""
 
     name: str
     version: int
 
     @property
     def key(self) -> tuple[str, int]:
-        """What no two models of one server share."""
+        """The identity of a model within its server."""
 
     @property
     def triton_context(self) -> TritonContext:
-        """What all models of the server have in common."""
+        """The context that all models of the server share."""
 
 
 CALLING_MODEL: Final[contextvars.ContextVar["ReferenceType[CallingModel] | None"]] = contextvars.ContextVar(

@@ -16,7 +16,7 @@ __all__ = ["Description", "describe", "ignores_parameters", "is_hinted", "load_c
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a model before anything of it is checked."""
+    """The description of a model before it is checked."""
 
     name: Any
     infer_func: Any
@@ -68,12 +68,12 @@ def name_of(model_name: Any, infer_func: Any) -> tuple[str, Any]:
 
 
 def is_hinted(infer_func: Any) -> bool:
-    """Return whether hints say what a callable, or one of several, takes and gives."""
+    """Return whether hints describe the inputs and outputs of a callable, or of one of several."""
     return any(signature is not None for signature in _signatures(infer_func))
 
 
 def ignores_parameters(infer_func: Any) -> bool:
-    """Return whether what serves a model reads no parameters of requests; only of hints it is known what they take."""
+    """Return whether all callables of a model ignore the parameters of requests; only hints show that."""
     served = infer_func.factory if isinstance(infer_func, ProcessWorker) else infer_func
     return find_signature(served) is not None and not reads_parameters(served)
 
@@ -105,7 +105,7 @@ def _signatures(infer_func: Any) -> list[ModelSignature | None]:
 
 
 def _tensors(tensors: Any) -> Sequence[Tensor] | None:
-    """Return tensors that can be compared; what is none is found out, and said, when they get their names."""
+    """Return tensors that can be compared; invalid ones are reported later, when they get their names."""
     listed = isinstance(tensors, Sequence) and all(isinstance(tensor, Tensor) for tensor in tensors)
     return tensors if listed else None
 

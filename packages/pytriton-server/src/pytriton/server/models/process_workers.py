@@ -48,7 +48,7 @@ class TritonWorkerError(PyTritonRuntimeError):
         self.number = error.number
         """Which of the model's workers it is, from 0 on."""
         self.exit_code = error.exit_code
-        """How its last process ended: negative for a signal, None where that is not known."""
+        """How its last process ended: negative for a signal, None if unknown."""
         self.crashes = error.crashes
         """How many processes ended by themselves within `crash_window_s`."""
         self.log_lines = error.log_lines
@@ -113,7 +113,7 @@ class ProcessWorker:
         start_timeout_s: float = 300.0,
     ) -> None:
         self.factory = factory
-        """What was given."""
+        """The factory as it was given."""
         self.target = _checked_target(factory)
         """The factory as text."""
         self.args = _checked_args(args)

@@ -39,7 +39,7 @@ class ModelRepository:
         return self._path
 
     def write(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> None:
-        """Give a model these versions and no others. Nothing has changed after an error."""
+        """Give a model these versions and no others. After an error nothing has changed."""
         with self.changed(name, config, versions):
             pass
 
@@ -113,7 +113,7 @@ class _Transaction:
         self._made.append(file)
 
     def remove(self, path: Path) -> None:
-        """Move a file or a folder aside; what is not there is fine."""
+        """Move a file or a folder aside, if it exists."""
         if path.exists():
             self._aside.mkdir(mode=0o700, exist_ok=True)
             place = self._aside / str(len(self._removed))
@@ -142,7 +142,7 @@ def _discard(path: Path) -> None:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """Return names and texts of the files in a folder; none where there is no folder."""
+    """Return names and texts of the files in a folder; none if it does not exist."""
     if not folder.exists():
         return {}
     return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}

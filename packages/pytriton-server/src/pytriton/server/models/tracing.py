@@ -44,7 +44,7 @@ class ModelTracing:
         return self._trace_config
 
     def acquire(self) -> "TracerLease | None":
-        """Return the tracer for workers; None where they get none of their own."""
+        """Return the tracer for workers; None if they have none of their own."""
         if not is_opentelemetry(self._trace_config):
             return None
         if not self._is_bound and find_tracer() is not None:
@@ -75,7 +75,7 @@ class TracerLease:
         """The tracer."""
 
     def release(self) -> None:
-        """Give the share back. With the last one, what is left of the spans is sent, for `FLUSH_TIMEOUT_S` at most."""
+        """Give the share back; the last one sends the remaining spans, within `FLUSH_TIMEOUT_S`."""
         with _lock:
             export, count = _exports.pop(self._trace_config)
             if count > 1:

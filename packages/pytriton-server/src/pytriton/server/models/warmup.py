@@ -13,7 +13,7 @@ __all__ = ["WarmupBatches"]
 
 
 class WarmupBatches(Sequence[Sequence[Request]]):
-    """Batches of one request each, made anew whenever one is asked for: callables may keep and change their inputs."""
+    """Batches of one request each. They are made when they are asked for, because callables may change their inputs."""
 
     def __init__(self, warmups: Iterable[ModelWarmup], *, batching: bool, output_names: Iterable[str]) -> None:
         self._batching = batching
@@ -36,7 +36,7 @@ class WarmupBatches(Sequence[Sequence[Request]]):
         return f"request {self._made} of {len(self)}, of ModelWarmup {self._find(self._made - 1)[0].name!r}"
 
     def cut(self) -> None:
-        """End it: whoever is iterating gets no more batches."""
+        """End it, so that whoever iterates gets no more batches."""
         self._is_cut = True
 
     def __len__(self) -> int:

@@ -78,12 +78,12 @@ class WorkerWatch:
 
 
 def connected_workers(endpoint: Path) -> int:
-    """Count the connections to a socket, whoever's they are."""
+    """Count the connections to a socket, including those of other processes."""
     return sum(state == _CONNECTED for state, _ in sockets_at(endpoint))
 
 
 def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
-    """Return state and inode of the sockets at a path: of the one that listens, and of those that it has accepted."""
+    """Return state and inode of the listening socket at a path, and of those that it has accepted."""
     found = []
     try:
         with _SOCKETS.open(encoding="utf-8", errors="replace") as table:

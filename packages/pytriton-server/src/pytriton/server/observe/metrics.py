@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel(Protocol):
-    """What is asked of a bound model."""
+    """The part of a bound model that metrics need."""
 
     name: str
     version: int
@@ -49,7 +49,7 @@ class ServedModel(Protocol):
         ...
 
     def read_totals(self) -> Sequence[CallableTotals]:
-        """Return what its callables have done."""
+        """Return the counts of its callables."""
         ...
 
 
@@ -61,7 +61,7 @@ def render_metrics(
     memory: Callable[[], int | None] = lambda: None,
     outcomes: Mapping[tuple[str, str, str], int] | None = None,
 ) -> bytes:
-    """Make the text of the page. A part that cannot be had is left out, and `pytriton_metrics_up` says so."""
+    """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that."""
     loaded: set[tuple[str, str]] = set()
 
     def fetch_triton() -> bytes:
@@ -91,7 +91,7 @@ def render_metrics(
 
 
 class _User(Collector):
-    """What was registered in this process and in its worker processes."""
+    """The metrics that were registered in this process and in its worker processes."""
 
     def collect(self) -> Iterator[Metric]:
         gathered = GATHERED.names
@@ -147,7 +147,7 @@ class _Sources(Collector):
 
 
 class _Guard(Collector):
-    """What was found when the guard was tried out."""
+    """The results of the guard's self-test."""
 
     def __init__(self, states: Mapping[str, bool]) -> None:
         self._states = states
@@ -165,7 +165,7 @@ class _Guard(Collector):
 
 
 class _Server(Collector):
-    """What tritonserver takes of the system; what cannot be seen is left out."""
+    """The resources that tritonserver uses; those that cannot be seen are left out."""
 
     def __init__(self, files: tuple[int, int] | None, memory: int | None) -> None:
         self._files = files
@@ -208,7 +208,7 @@ class _Responses(Collector):
 
 
 class _Callables(Collector):
-    """What the callables have done, read when it is asked for: counting costs nothing but the counts."""
+    """The counts of the callables, collected when the page is read."""
 
     def __init__(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         self._models = models

@@ -141,7 +141,7 @@ class MetricsPage:
             self._begin(waiting)
 
     def _begin(self, waiting: "_Waiting") -> None:
-        """Answer in a thread, or refuse where there are too many."""
+        """Answer in a thread, or refuse if there are too many."""
         # Finished threads are kept until here, so that `close` waits for each to end.
         self._callers = {thread: peer for thread, peer in self._callers.items() if thread.is_alive()}
         if not waiting.is_whole:
@@ -160,7 +160,7 @@ class MetricsPage:
                 self._callers[thread] = waiting.connection
 
     def _cut_late(self, selector: selectors.BaseSelector) -> None:
-        """Cut off those whose time is over."""
+        """Close connections whose time is over."""
         now = time.monotonic()
         for connection, deadline in list(self.deadlines.items()):
             if now > deadline:
@@ -191,7 +191,7 @@ class MetricsPage:
 
 
 class _Waiting:
-    """A connection whose request is not there yet."""
+    """A connection whose request is not complete."""
 
     def __init__(self, connection: socket.socket, address: Any) -> None:
         self.connection = connection

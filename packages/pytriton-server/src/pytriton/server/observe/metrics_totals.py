@@ -16,7 +16,7 @@ __all__ = ["CallableTotals", "HostedModel", "StatisticsTotals", "hosted_models"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallableTotals:
-    """What the workers in one place of a model's list of callables have done, one after the other."""
+    """The counts of all workers that have served at one place of a model's list of callables."""
 
     place: int
     """The place in the list, from 0 on."""
@@ -30,7 +30,7 @@ class CallableTotals:
 
     @property
     def memory(self) -> int | None:
-        """The resident memory of that process, in bytes; None where it is this one, or cannot be seen."""
+        """The resident memory of that process, in bytes; None for this process, or if unknown."""
         return None if self.pid is None or self.pid == os.getpid() else resident_bytes(self.pid)
 
 
@@ -45,7 +45,7 @@ class HostedModel:
     """The processes of its instances."""
 
     def read_totals(self) -> list[CallableTotals]:
-        """Return what its instances have done since they were loaded."""
+        """Return the counts of its instances since they were loaded."""
         return [
             CallableTotals(
                 place=each.number,
@@ -67,7 +67,7 @@ def hosted_models(hosts: Iterable[ServingHost]) -> list[HostedModel]:
 
 
 class StatisticsTotals:
-    """Adds up what workers count, those included that have ended since. May be used from any thread."""
+    """Adds up the counts of workers, including ended ones. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -111,7 +111,7 @@ class RemoteModels:
         return True
 
     def has_others(self, names: Collection[str]) -> bool:
-        """Tell whether the server has, or may have, models beside these."""
+        """Return whether the server has, or may have, models beside these."""
         return has_others(self._control, names)
 
     def reconcile(self, name: str, *, was_unreachable: bool) -> bool:
@@ -138,7 +138,7 @@ class RemoteModels:
             return True
 
     def _has_ended(self, name: str) -> bool:
-        """Tell whether the server that had a model has ended; another one may have taken its place at once."""
+        """Return whether the server that had a model has ended, even if another one replaced it at once."""
         watch = self._servers.get(name)
         if watch is not None and watch.has_ended:
             return True
@@ -146,12 +146,12 @@ class RemoteModels:
         return any(map(os.path.lexists, self._endpoints_of(name)))
 
     def forget_all(self) -> None:
-        """Release all names, whatever the server has."""
+        """Release all names without asking the server."""
         for name in list(self._memberships):
             self._forget(name)
 
     def _served(self, name: str) -> ServedModel | None:
-        """Return what the server has under a name, if anything."""
+        """Return the model of a name on the server; None if there is none."""
         is_ready = self._control.is_model_ready(name)
         try:
             # Asked even if the model is not ready, because newer servers say so of models without workers.
@@ -164,7 +164,7 @@ class RemoteModels:
         return ServedModel(None, None) if is_there else None
 
     def _find(self, model: WorkerService) -> ServedModel | None:
-        """Return the model that has the name already. Where it is the same, bound by a live process, join that."""
+        """Return the model that already has the name; join it if a live process bound the same."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
         while (there := self._served(model.name)) is not None and there.digest == self._digest([model]):
             if there.endpoint is not None and not os.path.lexists(there.endpoint):

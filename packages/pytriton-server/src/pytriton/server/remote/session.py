@@ -26,7 +26,7 @@ from pytriton.server.workspace import Workspace
 __all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
 
 MISSING_DEADLINE_S = 5.0
-"""How long a model may be missing on a server that runs on, in seconds: whoever loads it again needs a moment."""
+"""Seconds that a model may be missing on a running server, because reloading it takes a moment."""
 
 _POLL_S = 0.1
 _ANSWER_AGE_S = 1.0
@@ -146,7 +146,7 @@ class RemoteSession:
             self.give_up()
 
     def give_up(self) -> None:
-        """End the session where not everything is as it should be."""
+        """End the session if something is missing."""
         models = self._deployment.models
         if self._failure is not None or (models and all(model.is_attached for model in models)):
             return
@@ -172,7 +172,7 @@ class RemoteSession:
 
     @property
     def failure(self) -> TritonServerError | None:
-        """Why the session is over although nobody has closed it."""
+        """Why the session has ended by itself."""
         return self._failure
 
     def answers(self) -> bool:
@@ -252,7 +252,7 @@ class RemoteSession:
         )
 
     def _has_answered(self) -> bool:
-        """Tell whether the server answers, as of a moment ago."""
+        """Return whether the server answered a moment ago."""
         if not self._is_up or self._failure is not None:
             return False
         now = time.monotonic()

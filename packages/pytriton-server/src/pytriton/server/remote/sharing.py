@@ -61,14 +61,14 @@ def models_digest(models: Sequence[WorkerService], cache_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a server has, whoever put it there."""
+    """A model on the server, whoever loaded it."""
 
     endpoint: Path | None
-    """Where its workers meet it; None where it is none of ours, or has several versions."""
+    """The socket of its workers; None if it is not ours, or has several versions."""
     digest: str | None
-    """See `models_digest`; None where it is none of ours."""
+    """See `models_digest`; None if it is not ours."""
     has_replaced: bool = False
-    """Whether it is one of ours, and has taken the place of one from the server's own repository."""
+    """Whether it is ours and replaced a model of the server's repository."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ServedModel":
@@ -110,7 +110,7 @@ class Membership:
         call_in_child(self, Membership._release_in_child)
 
     def is_shared(self) -> bool:
-        """Tell whether there are others."""
+        """Return whether other processes serve the model, too."""
         is_shared = not self.try_upgrade()
         # A failed upgrade loses the lock; the others hold shared locks only.
         with contextlib.suppress(BlockingIOError):

@@ -281,12 +281,12 @@ class TritonConfig:
 
 
 def is_on_vertex_ai() -> bool:
-    """Tell whether this program runs as a server on Vertex AI, going by the environment."""
+    """Return whether the environment says that this program runs as a server on Vertex AI."""
     return os.environ.get("AIP_MODE") == "PREDICTION"
 
 
 def vertex_ai_is_on(config: TritonConfig) -> bool:
-    """Tell whether Vertex AI's endpoints are to be served."""
+    """Return whether Vertex AI's endpoints are served."""
     return is_on_vertex_ai() if config.allow_vertex_ai is None else config.allow_vertex_ai
 
 

@@ -130,7 +130,7 @@ def _check_header(config: TritonConfig, security: TritonSecurityConfig) -> None:
 
 
 def _check_vertex_ai(config: TritonConfig) -> None:
-    """Check that Vertex AI's endpoints have their paths, if they are to be served."""
+    """Check that Vertex AI's endpoints have their paths, if they are served."""
     missing = [name for name in _ROUTES if not os.environ.get(name)]
     if missing and vertex_ai_is_on(config):
         raise PyTritonValidationError(

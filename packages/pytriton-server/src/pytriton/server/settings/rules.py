@@ -71,7 +71,7 @@ class Restriction:
 
 
 def converted(kind: type, value: Any, where: str) -> Any:
-    """Return `value` as the type of its field, where that is safe."""
+    """Return `value` as the type of its field, if that is safe."""
     result: Any = None
     if kind is bool:
         text = str(value).strip().lower()
@@ -149,7 +149,7 @@ def parse_port_range(text: str, where: str) -> tuple[int, int]:
 
 
 def is_colliding(restriction: Restriction | None, header: str, value: str) -> bool:
-    """Tell whether one header would need two values at once."""
+    """Return whether one header would need two values."""
     return restriction is not None and restriction.header.lower() == header.lower() and restriction.value != value
 
 

@@ -36,7 +36,7 @@ TRITON_ACCESS_HEADER = "triton-access-token"
 """HTTP header with the token."""
 
 GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
-"""What the name of a header that opens something begins with as metadata of gRPC."""
+"""gRPC metadata has this prefix before the name of a header that gives access."""
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 

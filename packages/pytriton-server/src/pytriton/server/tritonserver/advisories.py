@@ -40,19 +40,19 @@ _DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text
 KNOWN_AS_OF: str = _DATA["known_as_of"]
 """Day of the newest bulletin in the list."""
 NEWEST_KNOWN_VERSION: str = _DATA["newest_known_version"]
-"""The newest version whose changes were read for the list."""
+"""The list covers the changes up to this version."""
 RELEASES: dict[str, str] = _DATA["releases"]
 """Versions and the releases that they came with."""
 
 
 class Guard(enum.Enum):
-    """What the guard does about a vulnerability."""
+    """How the guard treats a vulnerability."""
 
     COVERED = "covered"
     PARTLY = "partly"
     NOT_COVERED = "not covered"
     UNKNOWN = "not known"
-    """Nobody outside of NVIDIA was told which request does it."""
+    """NVIDIA has not published which request triggers it."""
 
 
 @dataclass(frozen=True)

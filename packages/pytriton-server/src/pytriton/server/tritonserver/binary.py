@@ -94,7 +94,7 @@ def find_tritonserver(explicit: Path | str | None = None) -> TritonServerBinary:
 
 
 def _places(explicit: Path | str | None) -> Iterator[tuple[str, Path | None, bool]]:
-    """Yield origin, folder (`None`: nothing there) and whether somebody named it, in the order of the search."""
+    """Yield the places of the search in order: origin, folder (`None` for nothing), and whether the user named it."""
     yield "the explicit setting", None if explicit is None else Path(explicit).expanduser(), True
     given = os.environ.get(ENVIRONMENT_VARIABLE)
     yield f"the environment variable {ENVIRONMENT_VARIABLE}", Path(given).expanduser() if given else None, True
@@ -105,7 +105,7 @@ def _places(explicit: Path | str | None) -> Iterator[tuple[str, Path | None, boo
 
 
 def _problem(folder: Path) -> str | None:
-    """Say what keeps the server in a folder from being started, or `None` if nothing does."""
+    """Return why the server in a folder cannot be started, or `None`."""
     executable = folder / "bin" / "tritonserver"
     if not folder.is_dir():
         return "there is no such folder"

@@ -26,16 +26,16 @@ __all__ = [
 ]
 
 EXIT_TIMEOUT_S = 1
-"""How long tritonserver waits for open connections after its requests are done, in seconds, unless the user says."""
+"""Seconds that tritonserver waits for open connections after its requests have ended, by default."""
 
 METRICS_INTERVAL_MS = 500
-"""How often the metrics of the CPU are collected, in milliseconds, unless the user says. Those of a GPU cost more."""
+"""How often the metrics of the CPU are collected by default, in milliseconds. Those of a GPU cost more."""
 
 QUIET_WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "CUDA driver version is insufficient")
-"""What tritonserver complains about on a machine without a GPU, where it means nothing."""
+"""Complaints of tritonserver on a machine without a GPU, where they mean nothing."""
 
 DRAIN_TIMEOUT_S = 30
-"""How long it waits for requests where nobody can take the models out of service before, likewise."""
+"""Seconds that it waits for requests by default, if models cannot be taken out of service first."""
 
 EXPLICIT = "explicit"
 """The value of `TritonConfig.model_control_mode` with which models are loaded and unloaded by calls."""
@@ -49,7 +49,7 @@ _SECRET_OPTIONS = tuple("--" + name.replace("_", "-") + "=" for name in _RESTRIC
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFolders:
-    """Where tritonserver finds things."""
+    """The folders that tritonserver uses."""
 
     executable: Path
     models: Path
@@ -111,7 +111,7 @@ def build_command(
 
 
 def is_controlled(config: TritonConfig) -> bool:
-    """Tell whether models can be loaded and unloaded by calls."""
+    """Return whether calls can load and unload models."""
     return (config.model_control_mode or EXPLICIT).lower() == EXPLICIT
 
 
@@ -142,7 +142,7 @@ def control_headers(config: TritonConfig, security: TritonSecurityConfig, protoc
 
 
 def has_gpu() -> bool:
-    """Tell whether this machine shows an NVIDIA GPU to this process."""
+    """Return whether this process sees an NVIDIA GPU."""
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
 
 
@@ -165,7 +165,7 @@ def _address(endpoint: Endpoint) -> str:
 
 
 def _protocols_on_vertex_ai() -> dict[str, bool]:
-    """On Vertex AI tritonserver serves neither HTTP nor gRPC unless told to, and could not be asked for anything."""
+    """On Vertex AI, tritonserver serves neither HTTP nor gRPC by default, so these options switch them on."""
     return {"allow_http": True, "allow_grpc": True} if is_on_vertex_ai() else {}
 
 

@@ -77,7 +77,7 @@ def _raise_limit() -> None:
 
 
 def _entry(library: str) -> str:
-    """Return what LD_PRELOAD takes for a path: the loader splits it at blanks and colons."""
+    """Return a path for LD_PRELOAD, which the loader splits at blanks and colons."""
     if not set(" :") & set(library):
         return library
     descriptor = os.open(library, os.O_RDONLY)

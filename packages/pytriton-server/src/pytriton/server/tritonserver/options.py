@@ -32,7 +32,7 @@ NEEDED_SERVER = {
     "allow_client_shm": "tritonserver 2.68 or later",
     "trace_config": "a tritonserver that was built with tracing",
 }
-"""Fields of `TritonConfig` whose option not every server knows, each with the servers that do."""
+"""Options of `TritonConfig` that not every server knows, each with the servers that do."""
 
 _DEADLINE_S = 60.0
 # A server that is too old for the proxy says this: the loader's words, or the proxy's own.
@@ -82,7 +82,7 @@ def explain_misfit(binary: TritonServerBinary, command: Iterable[str], said: Ite
 
 
 def known_options(binary: TritonServerBinary) -> frozenset[str]:
-    """Return the names of all options of a server, such as `http-port`; none where it does not list them."""
+    """Return the names of all options of a server, such as `http-port`; none if it does not list them."""
     try:
         status = binary.executable.stat()
     except OSError:

@@ -104,32 +104,32 @@ class ReservedPorts:
 
     @property
     def http(self) -> Endpoint | None:
-        """Endpoint of HTTP; None where it is not allowed."""
+        """Endpoint of HTTP; None if it is off."""
         return self._endpoints.get("http_port")
 
     @property
     def grpc(self) -> Endpoint | None:
-        """Endpoint of gRPC; None where it is not allowed."""
+        """Endpoint of gRPC; None if it is off."""
         return self._endpoints.get("grpc_port")
 
     @property
     def metrics(self) -> Endpoint | None:
-        """Endpoint of the page of metrics; None where they are not allowed."""
+        """Endpoint of the page of metrics; None if it is off."""
         return self._endpoints.get(_METRICS)
 
     @property
     def triton_metrics(self) -> Endpoint | None:
-        """Endpoint of tritonserver's own metrics, which the page includes; None where they are not allowed."""
+        """Endpoint of tritonserver's own metrics, which the page includes; None if they are off."""
         return self._triton_metrics
 
     @property
     def sagemaker(self) -> Endpoint | None:
-        """Endpoint of SageMaker's calls; None where they are not allowed."""
+        """Endpoint of SageMaker's calls; None if they are off."""
         return self._endpoints.get(_SAGEMAKER)
 
     @property
     def vertex_ai(self) -> Endpoint | None:
-        """Endpoint of Vertex AI's calls; None where they are not allowed."""
+        """Endpoint of Vertex AI's calls; None if they are off."""
         return self._endpoints.get("vertex_ai_port")
 
     def for_successor(self) -> "ReservedPorts":
@@ -150,17 +150,17 @@ class ReservedPorts:
             yield self._triton_metrics if setting == _METRICS and self._triton_metrics is not None else endpoint
 
     def has(self, address: str, port: int) -> bool:
-        """Tell whether nobody else can listen at this address and port as long as the server does."""
+        """Return whether this address and port belong to the server as long as it runs."""
         places = [*self, *filter(None, [self.metrics])]
         return any(each.port == port and _overlap(each.address, address) for each in places)
 
     def reserve_again(self) -> None:
-        """Reserve tritonserver's ports once more, for another start of it."""
+        """Reserve tritonserver's ports again, for another start."""
         for endpoint in self:
             self._sockets.append(_reserve(endpoint.setting, endpoint.address, endpoint.port))
 
     def release(self) -> None:
-        """Let go of the ports; to be called when the server has bound them, or never will."""
+        """Release the ports; called when the server has bound them, or never will."""
         while self._sockets:
             self._sockets.pop().close()
         listener = self.take_metrics_listener()
@@ -168,7 +168,7 @@ class ReservedPorts:
             listener.close()
 
     def _listen_for_metrics(self, page: Endpoint, listener: socket.socket) -> None:
-        """Make the page's port ours for good, and pick one for tritonserver's part of it, on this machine only."""
+        """Keep the page's port, and pick one for tritonserver's own metrics, on this machine only."""
         self._metrics_listener = listener
         try:
             listener.listen()
@@ -212,7 +212,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
 
 
 def check_ports(config: TritonConfig) -> None:
-    """Check that all addresses are some, and that no two services are to use one port, without taking any."""
+    """Check that all addresses are valid, and that no two services use one port, without binding any."""
     seen: list[tuple[str, str, int]] = []
     for setting, named, port in _wanted(config):
         address = _resolved(setting, named)
@@ -237,7 +237,7 @@ def fixed_addresses(config: TritonConfig) -> list[tuple[str, int]]:
 
 
 def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endpoint | None:
-    """Tell which endpoint tritonserver could not bind, going by the last lines of its log."""
+    """Return the setting of the endpoint that tritonserver could not bind, by the last lines of its log."""
     for line in reversed(lines):
         if _IN_USE in line:
             for endpoint in ports:
@@ -249,12 +249,12 @@ def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endp
 def port_in_use(
     endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[str] | None = None
 ) -> PortInUseError:
-    """Make the error for a port that somebody else has."""
+    """Make the error for a port that another process uses."""
     return _port_in_use(endpoint.setting, endpoint.address, endpoint.port, exit_code, log_lines or [])
 
 
 def find_listener(port: int) -> str | None:
-    """Say which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
+    """Return which process listens on a TCP port, such as `process 123 (python)`; None if unknown."""
     pid = process_with_sockets({each.inode for each in tcp_sockets([port]) if each.state == _LISTENING})
     if pid is None:
         return None
@@ -264,7 +264,7 @@ def find_listener(port: int) -> str | None:
 
 
 def tcp_sockets(ports: Collection[int]) -> Iterator[TcpSocket]:
-    """Go through the TCP sockets of this machine at these local ports; none where the system does not show them."""
+    """Yield the TCP sockets of this machine at these local ports; none if the system does not show them."""
     for table in _TCP_TABLES:
         with contextlib.suppress(OSError):
             for row in table.read_text().splitlines()[1:]:
@@ -275,7 +275,7 @@ def tcp_sockets(ports: Collection[int]) -> Iterator[TcpSocket]:
 
 
 def process_with_sockets(inodes: Collection[str]) -> int | None:
-    """Return a process that has one of these sockets open; None where that cannot be seen."""
+    """Return a process that has one of these sockets open; None if unknown."""
     if not inodes:
         return None
     links = {f"socket:[{inode}]" for inode in inodes}
@@ -352,7 +352,7 @@ def _resolved(setting: str, named: str) -> str:
 
 
 def _obstacle(address: str) -> OSError | None:
-    """Return why nobody on this machine can connect to an address of it; None where that is possible."""
+    """Return why nobody on this machine can connect to an address; None if that is possible."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -365,7 +365,7 @@ def _obstacle(address: str) -> OSError | None:
 
 
 def _reachable(addresses: Sequence[str]) -> str:
-    """Return the first address that a caller on this machine reaches; the first of all where there is none."""
+    """Return the first address that this machine can reach; the first of all if there is none."""
     if len(addresses) == 1:
         return addresses[0]
     return next((address for address in addresses if _obstacle(address) is None), addresses[0])

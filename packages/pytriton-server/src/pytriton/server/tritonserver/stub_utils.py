@@ -59,7 +59,7 @@ _was_asked = False
 
 
 def _offer_table() -> None:
-    """Put the copy of numpy's table where a stub for numpy 1 looks for it, and no other extension for numpy 2."""
+    """Offer the copy of numpy's table to a stub for numpy 1 only, not to extensions for numpy 2."""
     from numpy.core import multiarray
 
     pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -100,7 +100,7 @@ def _serialize_for_stub(array: Any) -> Any:
 
 
 def _fitting(tensor_class: Any) -> Any:
-    """Return what stands for the stub's class of tensors."""
+    """Return a replacement for the stub's class of tensors."""
 
     def by_dlpack(name: str, array: Any) -> Any:
         from _pytriton_dlpack import to_capsule  # type: ignore[import-not-found]

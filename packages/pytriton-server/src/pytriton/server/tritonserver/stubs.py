@@ -66,7 +66,7 @@ def shared_memory_of(pid: int | None, prefix: str = "") -> set[Path]:
 
 
 def remove_shared_memory(files: Collection[Path]) -> None:
-    """Remove what a server that has ended has left of its files in /dev/shm."""
+    """Remove the files of an ended server from /dev/shm."""
     for file in files:
         try:
             file.unlink(missing_ok=True)

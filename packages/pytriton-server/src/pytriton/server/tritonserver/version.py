@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerVersionUnknownError(PyTritonError):
-    """The server does not tell its version; the text says what it did instead."""
+    """The server does not print its version; the text says what it did instead."""
 
 
 def read_server_version(binary: TritonServerBinary) -> str:
@@ -86,6 +86,6 @@ def describe_server_version(binary: TritonServerBinary) -> str:
 
 
 def parse_server_version(version: str) -> tuple[int, int, int] | None:
-    """Make a version comparable: `"2.70.0dev"` gives `(2, 70, 0)`, what is no version `None`."""
+    """Make a version comparable: `"2.70.0dev"` gives `(2, 70, 0)`; an invalid one gives `None`."""
     found = _VERSION.match(version)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
