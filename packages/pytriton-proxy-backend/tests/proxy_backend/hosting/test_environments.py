@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.proxy_backend.hosting.environments import EnvironmentRefused, Environments
+from pytriton.proxy_backend.hosting.environments import Environments, ModelRefused
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_archives_that_reach_out(name: str, has_filter: bool, tmp_path: Path, mo
     members, said = HOSTILE[name]
     environments = Environments(tmp_path / "made")
     for _ in range(2):
-        with pytest.raises(EnvironmentRefused, match=said):
+        with pytest.raises(ModelRefused, match=said):
             environments.launch(str(archive(tmp_path / "bad.tar.gz", *members)))
     assert (outside / "file").read_bytes() == b"theirs"
     assert [entry.name for entry in outside.iterdir()] == ["file"]
@@ -208,7 +208,7 @@ def test_modes_and_owners_are_ours(tmp_path: Path) -> None:
 )
 def test_what_is_no_environment(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     make(tmp_path / "env")
-    with pytest.raises(EnvironmentRefused, match=said):
+    with pytest.raises(ModelRefused, match=said):
         Environments(tmp_path / "made").launch(str(tmp_path / "env"))
 
 
@@ -216,5 +216,5 @@ def test_an_activation_that_fails_says_so(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     (tmp_path / "bin" / "activate").write_text("echo no licence >&2\nfalse\n")
-    with pytest.raises(EnvironmentRefused, match="ended with exit code 1: no licence"):
+    with pytest.raises(ModelRefused, match="ended with exit code 1: no licence"):
         Environments(tmp_path / "made").launch(str(tmp_path))

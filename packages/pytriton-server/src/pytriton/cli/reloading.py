@@ -17,7 +17,7 @@ from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.system.threads import keep_on
 
-__all__ = ["ReloadError", "Reloader"]
+__all__ = ["Reloader"]
 
 # Files must be unchanged for this long before they are read, because programs write them in several steps.
 _QUIET_MS = 100
@@ -31,10 +31,6 @@ _STOP_S = 30.0
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-
-
-class ReloadError(Exception):
-    """The target cannot be read again; the text says why."""
 
 
 class Reloader:
@@ -116,7 +112,7 @@ class Reloader:
         began = time.monotonic()
         try:
             told = reload()
-        except (UserCodeError, ConfigFileError, ReloadError, PyTritonError, ProxyBackendError) as error:
+        except (UserCodeError, ConfigFileError, PyTritonError, ProxyBackendError) as error:
             logger.error("%s. %s", self._failure, error)
             return
         except Exception:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from pytriton.cli.config_file import ConfigFile, ConfigFileError, read_config
-from pytriton.cli.reloading import Reloader, ReloadError
+from pytriton.cli.reloading import Reloader
 from pytriton.cli.replacing import replacing
 from pytriton.cli.server_options import ServerOptions
 from pytriton.cli.targets import UserCodeError, load_served, user_code_error
@@ -44,7 +44,7 @@ _IN_FILE = {
     "log_format": str,
     "access_log": bool,
 }
-_TOLD = (UserCodeError, ConfigFileError, ReloadError)
+_TOLD = (UserCodeError, ConfigFileError)
 _OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected", "config")
 
 
@@ -174,7 +174,7 @@ class _Served:
         """Serve what the file defines now, and return what has changed. After an error, models are as before."""
         found = load_served(self._target, again=True)
         if isinstance(found, Triton):
-            raise ReloadError(f"{self._target} is a Triton with settings of its own: it is not reloaded")
+            raise UserCodeError(f"{self._target} is a Triton with settings of its own: it is not reloaded")
         models = self._describe(found)
         told = []
         for name in [name for name in self._models if name not in models]:

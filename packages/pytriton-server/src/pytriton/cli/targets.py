@@ -36,7 +36,7 @@ def shout(text: str) -> str:
 
 
 class UserCodeError(Exception):
-    """The target's code raised an error; the text is the user's part of its traceback."""
+    """The target's code raised an error (the text is the user's part of its traceback), or cannot be reloaded."""
 
 
 def folder_of(text: str) -> Path:

@@ -19,7 +19,7 @@ import pytriton.proxy
 from ..process.child import Launch
 from ..system.shortage import explain
 
-__all__ = ["EnvironmentRefused", "Environments"]
+__all__ = ["Environments", "ModelRefused"]
 
 _ACTIVATION_TIMEOUT_S = 120.0
 # These variables belong to a shell.
@@ -27,8 +27,8 @@ _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PS1"})
 _INTERPRETERS = ("python3", "python")
 
 
-class EnvironmentRefused(Exception):
-    """An environment cannot be used; the text says why."""
+class ModelRefused(Exception):
+    """A Python model cannot be loaded; the text is the load error."""
 
 
 class Environments:
@@ -49,14 +49,14 @@ class Environments:
             with self._lock:
                 place = Path(path).resolve()
                 if not place.exists():
-                    raise EnvironmentRefused(f"Failed to get the canonical path for {path}.")
+                    raise ModelRefused(f"Failed to get the canonical path for {path}.")
                 root = place if place.is_dir() else self._unpack(place)
                 if root not in self._launches:
                     self._launches[root] = self._find(root)
                 return self._launches[root]
         except (OSError, tarfile.TarError, EOFError) as error:
             reason = explain(error) if isinstance(error, OSError) else str(error)
-            raise EnvironmentRefused(f"EXECUTION_ENV_PATH {path} cannot be used: {reason}") from error
+            raise ModelRefused(f"EXECUTION_ENV_PATH {path} cannot be used: {reason}") from error
 
     def _unpack(self, archive: Path) -> Path:
         status = archive.stat()
@@ -77,7 +77,7 @@ class Environments:
         candidates = [root / "bin" / name for name in _INTERPRETERS]
         python = next((each for each in candidates if os.access(each, os.X_OK)), None)
         if python is None:
-            raise EnvironmentRefused(f"EXECUTION_ENV_PATH {root} holds no interpreter that can be run: {candidates[0]}")
+            raise ModelRefused(f"EXECUTION_ENV_PATH {root} holds no interpreter that can be run: {candidates[0]}")
         variables: dict[str, str | None] = dict(_activated(root))
         own = str(self._own_package())
         inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
@@ -182,9 +182,9 @@ def _activated(root: Path) -> dict[str, str]:
         )
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()
-        raise EnvironmentRefused(f"{script} ended with exit code {error.returncode}: {said}") from error
+        raise ModelRefused(f"{script} ended with exit code {error.returncode}: {said}") from error
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentRefused(f"{script} did not end within {_ACTIVATION_TIMEOUT_S:g} s") from error
+        raise ModelRefused(f"{script} did not end within {_ACTIVATION_TIMEOUT_S:g} s") from error
     variables = dict(item.split("=", 1) for item in os.fsdecode(done.stdout).split("\0") if "=" in item)
     before = os.environ
     return {

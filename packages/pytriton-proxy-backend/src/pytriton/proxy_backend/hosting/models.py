@@ -14,10 +14,10 @@ from ..process.child import Launch
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings
 from ..wire.settings import ServingSettings, setting_fields
-from .environments import EnvironmentRefused, Environments
+from .environments import Environments, ModelRefused
 from .forkservers import OWN_LAUNCH
 
-__all__ = ["CACHE_PARAMETER", "STUB", "ModelRefused", "PythonModel", "is_decoupled", "settings_text"]
+__all__ = ["CACHE_PARAMETER", "STUB", "PythonModel", "is_decoupled", "settings_text"]
 
 STUB = "triton_python_backend_stub"
 """Name of the program in which Triton's Python backend runs an instance."""
@@ -32,10 +32,6 @@ _PYTHON = "python"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
 logger = logging.getLogger(__name__)
-
-
-class ModelRefused(Exception):
-    """A Python model cannot be loaded; the text is the load error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +208,7 @@ def _launch(parameters: Mapping[str, str], folder: str, environments: Environmen
             STUB,
         )
     path = parameters.get("EXECUTION_ENV_PATH", "")
-    try:
-        launch = environments.launch(path.replace(_MODEL_DIRECTORY, folder)) if path else OWN_LAUNCH
-    except EnvironmentRefused as error:
-        raise ModelRefused(str(error)) from error
+    launch = environments.launch(path.replace(_MODEL_DIRECTORY, folder)) if path else OWN_LAUNCH
     return dataclasses.replace(launch, environment={**(launch.environment or {}), **(OWN_LAUNCH.environment or {})})
 
 

@@ -32,9 +32,9 @@ from ..system.peers import peer_credentials
 from ..system.shortage import explain
 from ..system.threads import keep_on
 from .control import ControlError, Frame, FrameKind, has_ended, receive_frame, send_frame
-from .environments import Environments
+from .environments import Environments, ModelRefused
 from .forkservers import Forkservers
-from .models import ModelRefused, PythonModel, is_decoupled, settings_text
+from .models import PythonModel, is_decoupled, settings_text
 
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "ServingHost", "check_folder"]
 

@@ -26,6 +26,7 @@ from ..system.peers import peer_credentials
 from ..transport.arena import OwnArena, OwnedBlock, PeerArena, ViewedBlock
 from ..wire import layout
 from ..wire.messages import HEADER_SIZE, SEGMENT, name_of, pack_segment, read_header
+from .sockets import BindError
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def _check_free(path: Path) -> None:
         pid = peer_credentials(probe).pid
     # A process of the same server that this one replaces, or one whose server is gone, is no obstacle.
     if pid != os.getpid() and _parent_of(pid) not in (os.getppid(), 1):
-        raise AddressTakenError(
+        raise BindError(
             f"another server (process {pid}) already listens at {path}; give each server a folder of its own"
         )
 
@@ -73,10 +74,6 @@ def _parent_of(pid: int) -> int | None:
         return None
     # State and parent follow the name, which may contain blanks and brackets.
     return int(status.rpartition(")")[2].split()[1])
-
-
-class AddressTakenError(Exception):
-    """Another server listens there."""
 
 
 class MemoryListener:

@@ -25,8 +25,8 @@ from ..wire.response import ResponseData
 from ..wire.settings import serving_settings
 from .endpoint import ProxyEndpoint
 from .keys import check_keys_given
-from .memory import AddressTakenError, MemoryListener, memory_path
-from .sockets import BindError, ZmqSocket, open_listener
+from .memory import MemoryListener, memory_path
+from .sockets import ZmqSocket, open_listener
 from .workers import logger
 
 _MESSAGE_OVERHEAD = 1 << 20
@@ -327,8 +327,6 @@ def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | N
     if path is not None:
         try:
             memory = MemoryListener(path)
-        except AddressTakenError as error:
-            raise BindError(str(error)) from error
         except OSError as error:
             logger.warning("tensors travel in messages, no memory can be shared at %s: %s", path, error)
     try:
