@@ -92,7 +92,7 @@ def read_settings(trace_config: Sequence[str]) -> TraceSettings:
 
 
 def make_resource(settings: TraceSettings) -> Resource:
-    """Make the description of whoever makes the spans; the service is called as tritonserver calls itself."""
+    """Describe the program that makes the spans; the service has the name that tritonserver uses."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     resource = Resource.create(dict(settings.resource))

@@ -36,7 +36,7 @@ def use_worker_tracer(tracer: Any) -> None:
 
 
 def worker_tracer() -> Any:
-    """Return the tracer of the worker whose context this is; `None` if it has none of its own."""
+    """Return the tracer of the worker in this context; `None` if it has none of its own."""
     return _of_worker.get()
 
 
@@ -60,7 +60,7 @@ def note_span(span: Any, tracer: Any) -> None:
 
 
 def tracer_of(span: Any) -> Any:
-    """Return the tracer for children of a span; `None` where there is no telemetry."""
+    """Return the tracer for children of a span; `None` without telemetry."""
     tracer = _of_span.get(span)
     return tracer if tracer is not None else find_tracer(worker_tracer())
 

@@ -29,7 +29,7 @@ WholeBatch = tuple[dict[str, "np.ndarray[Any, Any]"], list[int]]
 
 
 class RequestDetails(Protocol):
-    """Where a request that came over the wire gets what it was asked for only now; not for users."""
+    """The source of a request's details, which are read on demand; not for users."""
 
     def load_inputs(self, index: int) -> dict[str, np.ndarray[Any, Any]]: ...
 

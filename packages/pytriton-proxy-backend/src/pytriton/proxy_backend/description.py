@@ -135,7 +135,7 @@ def dtype_name(tensor: TensorSpec) -> str:
 
 
 class _Reader:
-    """Fields of a JSON object, with errors that say where."""
+    """Reads fields of a JSON object, with errors that name the place."""
 
     def __init__(self, fields: Mapping[str, object], where: str) -> None:
         self.fields = fields

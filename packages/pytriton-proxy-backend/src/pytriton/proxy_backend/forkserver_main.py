@@ -91,7 +91,7 @@ def _check_can_be_forked() -> None:
 
 
 def _be_forked(parent: int, variables: Mapping[str, str], control: socket.socket, messages: IO[bytes]) -> int:
-    """Be in a child of a command what `main` is in a process that was started anew."""
+    """Do in a forked child of a command what `main` does in a new program."""
     os.setsid()
     end_with_parent(control, parent)
     _take_streams(messages)
@@ -169,7 +169,7 @@ class _Room:
             self._begin, self._size = begin, (last if with_environment and environment == end else end) - begin
 
     def say(self, name: str, what: str) -> None:
-        """Have `ps` show what this process is, as far as there is room."""
+        """Make `ps` show what this process is, as far as it fits."""
         if self._begin:
             text = f"{sys.executable} -m {name} ({what})".encode()
             ctypes.memmove(self._begin, text[: self._size - 1].ljust(self._size, b"\0"), self._size)
@@ -223,7 +223,7 @@ class _Forkserver:
                     return worker_main.main(job)
 
     def _fork(self, label: str, life_fd: int, channel: int, job: int, output: int) -> list[str] | None:
-        """Fork; return in the child what the main function of a worker is given."""
+        """Fork; in the child, return the arguments of a worker's main function."""
         life = socket.socket(fileno=life_fd)
         own = os.getpid()
         try:
@@ -242,7 +242,7 @@ class _Forkserver:
         return None
 
     def _begin(self, forkserver: int, label: str, output: int, life: socket.socket) -> None:
-        """Be a process as any other that was started anew."""
+        """Make a forked process like a newly started one: group, signals, streams, random numbers."""
         os.setsid()
         end_with_parent(life, forkserver)
         unblock_signals()

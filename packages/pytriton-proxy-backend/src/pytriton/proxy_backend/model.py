@@ -14,9 +14,9 @@ from .errors import EndpointError
 from .wire.dtypes import code_of
 
 SOCKET_SUFFIX = ".sock"
-"""What the names of the sockets of native proxies end with."""
+"""The suffix of the sockets of native proxies."""
 ZMQ_SUFFIX = ".zmq"
-"""What the names of the sockets of Python proxies end with, where `add` chose them."""
+"""The suffix of the sockets of Python proxies whose names `add` chose."""
 # The size of sockaddr_un.sun_path without the zero byte, see unix(7).
 MAX_ENDPOINT_BYTES = 107
 

@@ -53,7 +53,7 @@ def add_repository(parser: argparse.ArgumentParser) -> None:
 
 
 def add_hosts_endpoint(parser: argparse.ArgumentParser) -> None:
-    """Add `--endpoint`, which those who ask for processes and who starts them share."""
+    """Add `--endpoint`, which is the same for commands that ask for processes and that start them."""
     parser.add_argument(
         "--endpoint",
         type=Path,

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fields(model: DropInModel) -> list[dict[str, object]]:
-    """Return one for each version; one without any where the manifest cannot be read."""
+    """Return the fields of each version; a single row without any if the manifest cannot be read."""
     manifest = model.manifest
     endpoints = {None: None} if manifest is None else manifest.endpoints
     return [

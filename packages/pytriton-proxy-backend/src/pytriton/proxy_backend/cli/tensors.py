@@ -137,7 +137,7 @@ def _tensor(value: Any, default_name: str) -> TensorSpec:
 
 
 def model_of(name: str, version: int, given: Mapping[str, Any]) -> ModelSpec:
-    """Return a model from what the command line and a signature say of it."""
+    """Make a model from the command line and a signature."""
     size = int(given["max_batch_size"]) if given.get("batching", True) else 0
     return ModelSpec(
         name=name,

@@ -59,7 +59,7 @@ if error:
 
 
 class Level(enum.Enum):
-    """What a finding means."""
+    """The meaning of a finding."""
 
     OK = "ok"
     UNKNOWN = "not checked"

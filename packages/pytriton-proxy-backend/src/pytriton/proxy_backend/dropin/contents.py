@@ -132,7 +132,7 @@ def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
 
 
 def check_model(model: ModelSpec, batching: Batching) -> None:
-    """Check what Triton would refuse the model for."""
+    """Check for everything that would make Triton refuse the model."""
     problems = []
     names = [tensor.name for tensor in model.inputs]
     if not model.inputs or not model.outputs:

@@ -28,7 +28,7 @@ from .repository import Outcome, check_name, foreign, inspect_folder, locked, pu
 __all__ = ["SUFFIX", "Conversion", "convert_model"]
 
 SUFFIX = "_workers"
-"""What the name of a converted model ends with, unless another one is given."""
+"""The default suffix of a converted model's name."""
 
 _BACKEND = "python"
 _DEFAULT_FILE = "model.py"
@@ -60,7 +60,7 @@ class Conversion:
 
 
 class _Value(NamedTuple):
-    """The text of a field, and where its value is in the configuration."""
+    """The text of a field, and the place of its value in the configuration."""
 
     text: str
     begin: int
@@ -171,7 +171,7 @@ def _read(config: Path) -> str:
 
 
 def _field(text: str, name: str) -> _Value | None:
-    """Return a field of a configuration that is a text; not one of the messages inside of it."""
+    """Return the text of a field at the top level of a configuration."""
     tokens = [found for found in _TOKEN.finditer(text) if not found[0].startswith("#")]
     depth = 0
     for number, token in enumerate(tokens):
@@ -222,7 +222,7 @@ def _write(conversion: Conversion, versions: Sequence[int], staged: Path) -> Man
 
 
 def _renamed(text: str, name: str) -> str:
-    """Return a configuration that calls the model by another name, if it gives one at all."""
+    """Return a configuration with another model name, if it has a name at all."""
     value = _field(text, "name")
     return text if value is None else f"{text[: value.begin]}{json.dumps(name)}{text[value.end :]}"
 
@@ -263,7 +263,7 @@ def _stays(link: Path, root: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield what a manifest speaks of."""
+    """Yield the files that a manifest lists."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name != CACHE:

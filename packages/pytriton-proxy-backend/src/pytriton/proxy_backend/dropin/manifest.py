@@ -16,7 +16,7 @@ from ..errors import DropInError
 MANIFEST_NAME = "pytriton-manifest.json"
 FORMAT = 2
 CACHE = "__pycache__"
-"""What Python itself leaves where it imports from a folder that it may write to; no manifest speaks of it."""
+"""Python's caches in folders that it may write to; manifests do not list them."""
 # A manifest has a line for each file, and a model may bring a whole environment of Python.
 _MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
@@ -65,7 +65,7 @@ class Manifest:
         return dataclasses.replace(self, files={name: _hash(content) for name, content in sorted(files.items())})
 
     def same_as(self, other: Manifest) -> bool:
-        """Return whether both stand for the same content, whoever wrote it."""
+        """Return whether both describe the same content, whoever wrote it."""
         return dataclasses.replace(self, made_by="") == dataclasses.replace(other, made_by="")
 
 
@@ -106,7 +106,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def difference(folder: Path, manifest: Manifest) -> list[str]:
-    """Say in words where a folder is not what its manifest says; empty if nowhere."""
+    """Say in words where a folder differs from its manifest; empty if nowhere."""
     problems = []
     if folder.name != manifest.name:
         problems.append(f"it was written as '{manifest.name}' and renamed")
@@ -125,7 +125,7 @@ def difference(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder that is no folder; of what Python caches, nothing."""
+    """Yield all files and links below a folder, except Python's caches."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -140,7 +140,7 @@ def _hash(content: bytes) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return what stands for a file, or a link, in a manifest."""
+    """Return the digest of a file, or the target of a link."""
     try:
         if path.is_symlink():
             return f"{_LINK}{os.readlink(path)}"

@@ -97,13 +97,13 @@ def add_model(
 
 
 def find_models(repository: Path) -> list[DropInModel]:
-    """Return the models of ours in a repository, by name."""
+    """Return our models in a repository, by name."""
     found = [inspect_folder(folder) for folder in sorted(_entries(repository))]
     return [model for model in found if model is not None]
 
 
 def models_at(repository: Path, endpoint: str) -> list[str]:
-    """Say in words which versions of models of ours in a repository listen at one place; it should be one."""
+    """Say in words which of our models in a repository listen at one address; there should be one."""
     found = []
     for folder in sorted(_entries(repository)):
         # Only the manifests are read, because comparing all files takes time.
@@ -188,7 +188,7 @@ def unedited(model: DropInModel, verb: str) -> Manifest:
 
 
 def _refuse_unlike(target: Path, kept: Manifest, wanted: Manifest) -> None:
-    """Refuse a version that does not go together with those that are there."""
+    """Refuse a version that does not fit the existing versions."""
     problem = ""
     if kept.flavour != wanted.flavour:
         problem = "was converted" if kept.flavour == "hosts" else f"is served by the {kept.flavour} proxy"
@@ -280,7 +280,7 @@ def locked(repository: Path) -> Iterator[None]:
 
 
 def _clear_up(repository: Path) -> None:
-    """Remove what calls have left that were killed; they had the lock that is ours now."""
+    """Remove the files of killed calls; this call holds the lock now."""
     for left in filter(_is_staging, repository.iterdir()):
         replaced = left / _REPLACED
         if (replaced / MANIFEST_NAME).exists():
@@ -379,7 +379,7 @@ def _described_at(manifest: Manifest, version: int) -> Path | None:
 
 
 def _describe_endpoint(manifest: Manifest, model: ModelSpec) -> None:
-    """Write the description beside the socket, where that folder is on this machine; the one in the model stays."""
+    """Write the description beside the socket, if its folder is on this machine; the model keeps its own."""
     path = _described_at(manifest, model.version)
     if path is not None:
         with contextlib.suppress(OSError):

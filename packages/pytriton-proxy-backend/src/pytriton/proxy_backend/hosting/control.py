@@ -27,11 +27,11 @@ _POLLRDHUP = 0x2000
 
 
 class ControlError(Exception):
-    """What came is no frame, or ends in the middle of one."""
+    """The received bytes are no frame, or end in the middle of one."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says."""
+    """The kinds of frames."""
 
     MODEL = 1
     """Model, version, its folder, its configuration as JSON, the command line's settings of the backend as JSON, "1"
@@ -62,7 +62,7 @@ def send_frame(channel: socket.socket, kind: FrameKind, fields: Sequence[str] = 
 
 
 def receive_frame(channel: socket.socket) -> Frame | None:
-    """Wait for a frame; `None` where the other side has ended instead."""
+    """Wait for a frame; `None` if the other side has closed the connection."""
     head = _receive(channel, _SIZE.size)
     if not head:
         return None
@@ -86,7 +86,7 @@ def receive_frame(channel: socket.socket) -> Frame | None:
 
 
 def has_ended(channel: socket.socket) -> bool:
-    """Tell whether the other side has shut its end down."""
+    """Return whether the other side has closed its end."""
     poller = select.poll()
     poller.register(channel, _POLLRDHUP)
     return bool(poller.poll(0))

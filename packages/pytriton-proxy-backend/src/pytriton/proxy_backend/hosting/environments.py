@@ -87,7 +87,7 @@ class Environments:
         return Launch(python=str(python), environment=variables)
 
     def _own_package(self) -> Path:
-        """Return a folder with what a host is made of, and nothing else that is installed beside it."""
+        """Return a folder with the modules of a host, and no other installed package."""
         folder = self._folder / "lib"
         for source in (Path(__file__).resolve().parent.parent, Path(pytriton.proxy.__path__[0]).resolve()):
             link = folder / "pytriton" / source.name
@@ -161,13 +161,13 @@ def _check_hard_link(member: tarfile.TarInfo, target: Path) -> None:
 
 
 def _clear(place: Path) -> None:
-    """Make room for a member: what is written there must not go where a link leads."""
+    """Make room for an archive member, so that it is not written through a link."""
     if place.is_symlink() or place.is_file():
         place.unlink()
 
 
 def _activated(root: Path) -> dict[str, str]:
-    """Return what the activation of an environment changes."""
+    """Return the variables that the activation of an environment changes."""
     script = root / "bin" / "activate"
     if not script.is_file():
         return {"PATH": os.pathsep.join([str(root / "bin"), os.environ.get("PATH", os.defpath)])}

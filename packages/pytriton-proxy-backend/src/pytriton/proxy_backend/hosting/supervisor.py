@@ -125,7 +125,7 @@ class HostSupervisor:
 
     @property
     def socket_path(self) -> Path:
-        """Where it listens."""
+        """The path of the socket on which it listens."""
         return self._folder / SOCKET_NAME
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class HostSupervisor:
         self._thread.start()
 
     def restore(self) -> None:
-        """Make the folder anew that somebody has removed, and listen there. The hosts go on."""
+        """Make the folder again if somebody has removed it, and listen there; hosts go on."""
         self._let_go_folder()
         old, self._listener = self._listener, self._listen()
         if old is not None:
@@ -242,7 +242,7 @@ class HostSupervisor:
     # ---- connections ------------------------------------------------------------------------------------------------
 
     def _end_connections(self, *others: socket.socket) -> list[threading.Thread]:
-        """Have the threads of all connections, and of other sockets, see the end of them; return those threads."""
+        """Make the threads of all connections, and of other sockets, see their end; return those threads."""
         with self._lock:
             for channel in (*others, *self._connections.values()):
                 with contextlib.suppress(OSError):
@@ -276,7 +276,7 @@ class HostSupervisor:
         channel.close()
 
     def _serve(self, channel: socket.socket) -> None:
-        """Do what one connection asks for, to its end."""
+        """Serve the requests of one connection until its end."""
         try:
             _check_peer(channel)
             frame = receive_frame(channel)
@@ -444,7 +444,7 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _wait_end(channel: socket.socket) -> None:
-    """Wait until the other side has no use for what the connection is for."""
+    """Wait until the other side closes the connection."""
     if channel.recv(1):
         raise ControlError("expected nothing more, got something")
 

@@ -90,7 +90,7 @@ _PROBE_TIMEOUT_S = 60.0
 
 
 def missing_in(launch: Launch) -> str:
-    """Return what an interpreter that cannot run a worker lacks, as a clause; empty if it is not to be seen."""
+    """Return what an interpreter lacks to run a worker, as a clause; empty if unknown."""
     python = launch.command()[0]
     try:
         told = subprocess.run(
@@ -111,7 +111,7 @@ def missing_in(launch: Launch) -> str:
 
 
 StartProcess = Callable[[Launch, int, int, str], StartedProcess]
-"""Starts a worker process, given how, the descriptors of its channel and its job, and what it is for `ps`."""
+"""Starts a worker process from its launch, the descriptors of its channel and its job, and its label for `ps`."""
 
 
 def start_process(launch: Launch, channel: int, job: int, label: str) -> StartedProcess:
@@ -186,7 +186,7 @@ class ChildProcess:
 
     @property
     def statistics(self) -> WorkerStatistics:
-        """What it has counted so far, or had when it ended; up to `close`, and for the thread that calls that."""
+        """Its counts so far, or at its end; only until `close`, and in the thread that calls that."""
         return read_statistics(self._job_fd)
 
     @property
@@ -213,7 +213,7 @@ class ChildProcess:
         return messages
 
     def stop(self, timeout_s: float) -> None:
-        """Ask it to finish what is in flight and to end."""
+        """Ask it to finish the requests in flight and to end."""
         # If the process is gone, nobody can be asked.
         with contextlib.suppress(OSError):
             self._channel.send(encode_message("stop", timeout_s=timeout_s))
@@ -233,18 +233,18 @@ class ChildProcess:
                         return
 
     def kill(self) -> None:
-        """End it, and what it has started, at once."""
+        """Kill it, and everything that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it where it still runs; `close` is to follow."""
+        """Kill it if it still runs; `close` has to follow."""
         if self.exit_code is None:
             self.kill()
             self._reap()
 
     def close(self) -> None:
-        """Let go of everything, killing the process where it still runs."""
+        """Release everything; kill the process if it still runs."""
         self.end()
         self._channel.close()
         self._close_job()

@@ -52,7 +52,7 @@ _LAST_BREATH_S = 5.0
 
 
 class Reply(enum.IntEnum):
-    """What a forkserver says."""
+    """The kinds of replies of a forkserver."""
 
     READY = 1
     BEGUN = 2
@@ -61,7 +61,7 @@ class Reply(enum.IntEnum):
 
 
 class ForkserverLostError(OSError):
-    """A forkserver says nothing, as one that has ended."""
+    """A forkserver does not answer; it seems to have ended."""
 
 
 class Forkserver:
@@ -71,7 +71,7 @@ class Forkserver:
         self._command = launch.command(_MAIN)
         self._working_dir = launch.working_dir
         self.variables = launch.variables()
-        """The variables of its environment, which those of all its forks are."""
+        """The environment variables of it and all of its forks."""
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         close_in_child(self._control)
         # One request at a time; the next waits for the answer.
@@ -153,7 +153,7 @@ class Forkserver:
         return forked
 
     def close(self) -> None:
-        """End it, which has no fork any more."""
+        """End a forkserver that has no forks any more."""
         self._is_closing = True
         if self._process is not None:
             self._process.kill()
@@ -162,7 +162,7 @@ class Forkserver:
             self._thread.join(_END_TIMEOUT_S)
 
     def has_ended(self) -> bool:
-        """Return whether it has; one that is about to is waited for."""
+        """Return whether it has ended; wait for one that is about to."""
         self._thread.join(_LAST_BREATH_S)
         return not self._thread.is_alive()
 
@@ -283,7 +283,7 @@ class ForkedProcess:
         return self.returncode
 
     def close(self) -> None:
-        """Let go of everything, whatever becomes of it."""
+        """Release everything, whatever fails."""
         self._life.close()
         if self.stdout is not None:
             self.stdout.close()

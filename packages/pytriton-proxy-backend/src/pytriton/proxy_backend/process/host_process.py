@@ -49,13 +49,13 @@ class HostProcess(WorkerProcess):
 
     @property
     def completed_config(self) -> str:
-        """The completed configuration; empty where the model completes none."""
+        """The completed configuration; empty if the model completes none."""
         configured = self._configured or {}
         return str(configured.get("config", "")) if configured.get("changed") else ""
 
     @property
     def load_error(self) -> str:
-        """What the model said of the failure of its loading, word for word; else how the process ended."""
+        """The model's own text about its failed load, or else how the process ended."""
         failure = self._failure
         return str(self.error or "") if failure is None else str(failure.get("text", ""))
 

@@ -22,7 +22,7 @@ TAIL_LINES = 50
 """How many of the last lines are kept."""
 
 WORKER_LOGGER = "pytriton.worker."
-"""What the names of the loggers of worker processes begin with; `<model>.<number>` follows."""
+"""The prefix of the loggers of worker processes; `<model>.<number>` follows."""
 
 _RATE = 1000
 # The burst that is allowed, such as while a model is loaded, in seconds of the rate.
@@ -40,13 +40,13 @@ class Allowance:
         self.rate = rate
         """How many pieces a second; 0 for all of them."""
         self.left_out = 0
-        """How many pieces had no room since it was last told."""
+        """How many pieces were left out since the last report."""
         self._room = rate * _BURST_S
         self._room_at = time.monotonic()
         self._told_at = -_SAY_AGAIN_S
 
     def has_room(self) -> bool:
-        """Tell whether one more piece is taken, and count it."""
+        """Return whether one more piece is taken, and count it."""
         if not self.rate:
             return True
         now = time.monotonic()
@@ -59,7 +59,7 @@ class Allowance:
         return True
 
     def take_left_out(self, *, at_end: bool = False) -> int:
-        """Return how much was left out, where that is to be told: once a second at most, or at the end."""
+        """Return how many were left out if a report is due: once a second at most, or at the end."""
         now = time.monotonic()
         if not self.left_out or not (at_end or now >= self._told_at + _SAY_AGAIN_S):
             return 0
@@ -75,7 +75,7 @@ class ProcessLog:
 
     def __init__(self, output: logging.Logger) -> None:
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
-        """The last lines, those of records among them, oldest first."""
+        """The last lines, including those of records, oldest first."""
         self.pid: int | None = None
         """The process."""
         self._output = output

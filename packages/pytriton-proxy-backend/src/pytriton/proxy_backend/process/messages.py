@@ -127,7 +127,7 @@ class PythonModelJob:
 
     @property
     def endpoint(self) -> str:
-        """Where the proxy backend listens; empty as long as that is not known."""
+        """The endpoint of the proxy backend; empty while it is not known."""
         return "" if self.serve is None else self.serve.endpoint
 
     def to_text(self) -> str:
@@ -136,7 +136,7 @@ class PythonModelJob:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> PythonModelJob:
-        """Read what is behind `python_model` in a job."""
+        """Read the fields under `python_model` in a job."""
         try:
             serve = fields.get("serve")
             return cls(**{**fields, "serve": None if serve is None else PythonModelServing(**serve)})
@@ -145,7 +145,7 @@ class PythonModelJob:
 
 
 Job = WorkerJob | PythonModelJob
-"""What a worker process is to do."""
+"""The job of a worker process."""
 
 
 def encode_message(kind: str, **fields: object) -> bytes:
@@ -160,7 +160,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Take the next piece and give the messages that are complete with it."""
+        """Take the next piece, and return the messages that it completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ProtocolError(f"a message of more than {MAX_LINE_BYTES} bytes came")
@@ -177,7 +177,7 @@ class LineReader:
 
 
 def find_not_json(value: object, where: str) -> str | None:
-    """Look for what JSON cannot carry as it is."""
+    """Return the place and the value of something that JSON cannot carry; `None` if there is nothing."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return None
     if type(value) is float:

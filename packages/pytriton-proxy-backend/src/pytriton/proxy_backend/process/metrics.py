@@ -85,7 +85,7 @@ class MetricsReport:
         self._has_failed = False
 
     def tell(self, *, at_once: bool = False) -> None:
-        """Tell it, unless it is too early; `at_once` also then."""
+        """Send the metrics unless it is too early; `at_once` sends them in any case."""
         began = time.monotonic()
         client = sys.modules.get("prometheus_client")
         if client is None or (began < self._next and not at_once):
@@ -107,7 +107,7 @@ class MetricsReport:
 
 
 def _registered(client: Any) -> Iterator[Family]:
-    """Give what the code of this process has registered; nothing while prometheus_client is being imported."""
+    """Return the metrics that code in this process has registered; none while prometheus_client is being imported."""
     registry = getattr(client, "REGISTRY", None)
     if registry is None:
         return
@@ -119,7 +119,7 @@ def _registered(client: Any) -> Iterator[Family]:
 
 
 def _parts(families: Iterable[Family]) -> Iterator[str]:
-    """Give the texts of messages, each short enough for one; none where there is nothing."""
+    """Yield the texts of messages, each short enough; none if there are no metrics."""
     pieces: list[str] = []
     size = 0
     for family in families:
@@ -152,7 +152,7 @@ def _chunks(samples: tuple[Sample, ...]) -> Iterator[list[Sample]]:
 
 
 class ReceivedMetrics:
-    """Puts together what one process tells."""
+    """Joins the messages of one process."""
 
     def __init__(self) -> None:
         self._families: list[Family] = []
@@ -186,7 +186,7 @@ class _Sum:
         self._samples: dict[str, dict[tuple[str, Labels], float]] = {}
 
     def add(self, families: Iterable[Family], labels: Labels | None) -> None:
-        """Add metrics; what is not summed gets further labels, or is left out where these are `None`."""
+        """Add metrics; those that are not summed get further labels, or are left out if these are `None`."""
         for family in families:
             known = self._families.setdefault(family.name, family)
             if known.type != family.type:
@@ -241,7 +241,7 @@ class GatheredMetrics:
         self._past = _Sum()
 
     def update(self, process: Hashable, labels: Mapping[str, str], families: list[Family]) -> None:
-        """Note what a process has now."""
+        """Store the current metrics of a process."""
         with self._lock:
             self._live[process] = tuple(labels.items()), families
 
@@ -270,4 +270,4 @@ class GatheredMetrics:
 
 
 GATHERED = GatheredMetrics()
-"""Those of this process, as the default registry of prometheus_client is there once for a process."""
+"""The metrics for this process, which has one, like the default registry of prometheus_client."""

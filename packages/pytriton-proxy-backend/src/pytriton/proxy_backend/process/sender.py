@@ -52,7 +52,7 @@ class MessageSender:
             return True
 
     def _flush(self, timeout_s: float) -> bool:
-        """Send what waits; return whether all of it has gone, or goes with what is being sent."""
+        """Send the waiting messages; return whether all are sent, or follow the one that is being sent."""
         if self._is_sending:
             return True
         self._is_sending = True

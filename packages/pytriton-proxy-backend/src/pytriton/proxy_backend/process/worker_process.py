@@ -138,7 +138,7 @@ class WorkerProcess:
             raise AttachError(f"{self._label} was not attached after {waited_s:.3g} s to {self._job.endpoint}")
 
     def stop(self, timeout_s: float, *, in_flight_s: float = math.inf) -> bool:
-        """Detach: takes no more batches and finishes those in flight."""
+        """Detach: take no more batches, and finish those in flight. Returns whether nothing of it is left."""
         with self._changed:
             deadline = time.monotonic() + timeout_s
             # A second call can only shorten the time.
@@ -176,7 +176,7 @@ class WorkerProcess:
 
     @property
     def statistics(self) -> WorkerStatistics:
-        """What its processes have counted in all, up to now."""
+        """The counts of all its processes so far."""
         with self._changed:
             return self._past if self._child is None else add_statistics(self._past, self._child.statistics)
 
@@ -315,7 +315,7 @@ class WorkerProcess:
         return messages
 
     def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
-        """Say why a process is to be killed now, if it is."""
+        """Return why a process has to be killed now; None if it does not."""
         now = time.monotonic()
         stop_deadline = self._stop_deadline
         if done_since is not None:

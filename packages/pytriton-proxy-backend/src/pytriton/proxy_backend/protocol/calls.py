@@ -43,7 +43,7 @@ class CallsProtocol(Generic[B]):
         return self._hello.pack(MessageType.CALLER)
 
     def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> Header:
-        """Take a packet that lies at the begin of a buffer: check it, and note what it says."""
+        """Take a packet at the begin of a buffer: check it, note what it says, and return its header."""
         header = read_header(packet, size)
         kind, flags, _, number, _, segment, _, offset, length = header
         if self.state is State.GREETING:
@@ -83,7 +83,10 @@ class CallsProtocol(Generic[B]):
         parent: tuple[int, int] = (0, 0),
         stream: bool = False,
     ) -> tuple[int, bytes]:
-        """Make a call, whose record of `length` bytes lies in a block, for which `next_number` was written into it."""
+        """Make a call with a record of `length` bytes in a block, into which `next_number` was written.
+
+        Returns its number and the packet.
+        """
         place = (0, 0) if block is None else (block.segment, block.offset)
         packet = pack_call(
             self.next_number, operation, (*place, length), text=text, subject=subject, value=value, parent=parent,
@@ -101,11 +104,11 @@ class CallsProtocol(Generic[B]):
         return self._last + 1
 
     def cancel(self, number: int) -> bytes | None:
-        """Return what says that nobody wants a call any more; `None` where that is done."""
+        """Return the packet that cancels a call; `None` if it is over."""
         return messages.pack_cancel(number, 0) if number in self.calls else None
 
     def release(self) -> list[bytes]:
-        """Return what tells of the blocks that nobody uses any more."""
+        """Return the packets that give back blocks which nobody uses any more."""
         released = self.segments.released
         return [pack_release(*released.popleft()) for _ in range(len(released))] if released else []
 

@@ -206,7 +206,7 @@ class ProxyProtocol(Generic[T]):
             del self.lent[batch.block.segment, batch.block.offset]
 
     def acknowledge(self) -> list[bytes]:
-        """Return what gives blocks of the worker back that nobody needs here any more."""
+        """Return the packets that give back the worker's blocks which nobody uses here."""
         self.acknowledgement_due = False
         if self._acknowledged == self._consumed:
             return []
@@ -220,7 +220,7 @@ class ProxyProtocol(Generic[T]):
     # ---- time, and the end ------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> list[T]:
-        """Return the batches whose time is over since the last call."""
+        """Return the batches whose time has ended since the last call."""
         limit_s = self._settings.execution_timeout_s
         late = [
             batch
@@ -234,7 +234,7 @@ class ProxyProtocol(Generic[T]):
         return late
 
     def is_lost(self, now: float) -> bool:
-        """Return whether a batch took too long, so that the connection is to end."""
+        """Return whether a batch took so long that the connection has to end."""
         # A worker that handles one batch at a time reads nothing meanwhile; it attaches again afterwards.
         return self.silent_since is not None and (
             self.hello.max_in_flight == 1 or now - self.silent_since >= _SILENCE_S

@@ -25,7 +25,7 @@ class Block(Protocol):
 
     @property
     def offset(self) -> int:
-        """Where it begins there."""
+        """The offset in the segment."""
 
 
 class State(enum.Enum):

@@ -44,13 +44,13 @@ class ResponseIterator:
             return self._responses[self._given - 1]
 
     def cancel(self) -> None:
-        """Say that nobody wants the rest."""
+        """Cancel the rest of the responses."""
         if self._call is not None and not self._is_complete:
             self._call.cancel()
 
 
 class _Responses:
-    """Collects the responses to one request; tells when the first one is there."""
+    """Collects the responses to one request, and signals the first one."""
 
     def __init__(self, iterator: ResponseIterator, on_first: Callable[[], object]) -> None:
         self._iterator = iterator

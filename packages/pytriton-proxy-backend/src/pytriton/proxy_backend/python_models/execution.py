@@ -56,7 +56,7 @@ class Outcome:
 
 
 class OutputTaker:
-    """Takes outputs as they are, as Triton's Python backend does; in the place of an `OutputChecker`."""
+    """Takes outputs unchecked, as Triton's Python backend does; it replaces an `OutputChecker`."""
 
     def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
         """Return the outputs that are sent."""
@@ -91,7 +91,7 @@ class CoroutineLoop:
     def run_in_background(
         self, coroutine: Coroutine[Any, Any, Any], on_error: Callable[[BaseException], object]
     ) -> None:
-        """Begin it; `on_error` is called with what it raises."""
+        """Start a coroutine; `on_error` is called with its error."""
         future = self._begin(coroutine)
         self._running.add(future)
         future.add_done_callback(partial(self._note_end, on_error))
@@ -132,7 +132,7 @@ class CoroutineLoop:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def close(self) -> None:
-        """Stop it and free what it holds, in a process that goes on without the model."""
+        """Stop the loop and free its resources, in a process that goes on without the model."""
         self.stop()
         if self._loop is None or self._thread is None:
             return
@@ -245,7 +245,7 @@ class ModelService(Service):
         return Outcome(batch, requests, returned)
 
     def tell(self, batch: OpenBatch, kind: Hashable, text: str, failure: str) -> None:
-        """Write to the log what failed of a batch, unless there were many of its kind a moment ago."""
+        """Log a failure in a batch, unless there were many of its kind just now."""
         if (note := self.failures.admit(kind)) is not None:
             told = f"model {self.state.name}: {text}, {batch.named_open()}{note}: {failure}"
             logger.error("%s", escaped_lines(told))

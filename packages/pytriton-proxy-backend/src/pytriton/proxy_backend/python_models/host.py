@@ -50,13 +50,13 @@ class Parent(Protocol):
         """Send it a message."""
 
     def take_signals(self) -> None:
-        """Have SIGTERM end the worker, once it has answered what it has."""
+        """Make SIGTERM end the worker once it has answered its batches."""
 
     def wait_for_serve(self) -> Mapping[str, Any]:
-        """Wait until it says what to serve."""
+        """Wait until the parent says which instance to serve."""
 
     def look_after(self, worker: Worker) -> bool:
-        """Tell it how a worker is until that has ended; says whether it ended as it should."""
+        """Report a worker's state until it has ended; return whether it ended as ordered."""
 
 
 class PythonModel:
@@ -94,13 +94,13 @@ class PythonModel:
 
     @property
     def execute(self) -> Callable[..., Any] | None:
-        """The method that serves; `None` where there is none."""
+        """The `execute` method; `None` if the model has none."""
         found: Callable[..., Any] | None = getattr(self._model, "execute", None)
         return found
 
     @property
     def tells_readiness(self) -> bool:
-        """Whether the model says of itself whether it is ready."""
+        """Whether the model has a method that says whether it is ready."""
         return hasattr(self._model, "is_ready")
 
     @calls_model
@@ -117,7 +117,7 @@ class PythonModel:
 
     @calls_model
     def finalize(self) -> None:
-        """Call the `finalize` of the model; what it raises is logged."""
+        """Call the `finalize` of the model; log what it raises."""
         if not hasattr(self._model, "finalize"):
             return
         try:

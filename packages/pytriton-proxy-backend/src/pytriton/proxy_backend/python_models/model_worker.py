@@ -150,7 +150,7 @@ class SharedSource:
             self._connection.executed(number)
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        """End a batch with an error for every request of it that has no answer yet; the lock is held."""
+        """End a batch with an error for each open request; the lock is held."""
         self._connection.fail(number, text, code)
 
     def note_dropped(self, batch: OpenBatch, index: int) -> None:

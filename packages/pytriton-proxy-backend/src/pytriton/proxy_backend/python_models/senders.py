@@ -39,16 +39,16 @@ class Sink(Protocol):
     can_continue: bool
 
     def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
-        """Write a record and send it, see `ResponseSink`; `executing` says that `executed` is still to follow."""
+        """Write a record and send it, see `ResponseSink`; `executing` says that `executed` follows."""
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         """End a batch, see `ResponseSink`."""
 
     def executed(self, number: int) -> None:
-        """Say that `execute` is through with a batch, of which something is open or was said to be executing."""
+        """Report that `execute` has finished a batch that is still open, or was reported as executing."""
 
     def note_dropped(self, batch: OpenBatch, index: int) -> None:
-        """Have a request answered for which nobody is left who could; called in any thread, wherever that is."""
+        """Answer a request whose senders are all gone; any thread may call this at any time."""
 
 
 class ModelState:
@@ -85,7 +85,7 @@ class ModelState:
         self.lock = threading.Lock()
 
     def note_outputs(self, names: Iterable[str]) -> None:
-        """Warn of outputs that the configuration has not, once: nobody gets them, as with Triton's Python backend."""
+        """Warn once of outputs that the configuration lacks; like Triton's Python backend, nobody gets them."""
         if self._has_told or self.declared.issuperset(names):
             return
         self._has_told = True
@@ -149,7 +149,7 @@ class OpenBatch:
         return batch
 
     def is_cancelled(self, index: int) -> bool:
-        """Return whether the caller of a request is gone; one that has its last response says no."""
+        """Return whether the caller of a request is gone; False after its last response."""
         batch = self._loaded()
         return batch is not None and batch.is_cancelled(index)
 
@@ -178,7 +178,7 @@ class OpenBatch:
                 self._send(early)
 
     def note_return(self) -> None:
-        """Take note that `execute` has returned."""
+        """Note that `execute` has returned."""
         with self.state.lock:
             self._executing = False
 
@@ -191,7 +191,7 @@ class OpenBatch:
                     self._sink.executed(self._number)
 
     def close(self) -> None:
-        """Forget the batch: all of it is answered."""
+        """Forget the batch, which is answered completely."""
         self._batch = self._load = None
 
     @property
@@ -244,7 +244,7 @@ class OpenBatch:
             self._send([ResponseData(index, error=shortened(text), code=code) for index in left], kind)
 
     def _send(self, responses: list[ResponseData], kind: str = "returned") -> None:
-        """Send responses to open requests, and let go of them; the lock is held."""
+        """Send responses to open requests, and close those that are complete; the lock is held."""
         assert self._open is not None
         assert self._sink is not None
         if not responses:
@@ -285,7 +285,7 @@ class OpenBatch:
             raise TritonModelException(f"the response cannot be sent: {error}") from error
 
     def drop(self, index: int) -> None:
-        """Have a request answered for which nobody is left who could."""
+        """Answer a request whose senders are all gone."""
         if self._sink is not None:
             self._sink.note_dropped(self, index)
 

@@ -44,13 +44,13 @@ class Server:
         self._lock = threading.Lock()
 
     def set_endpoint(self, endpoint: Path, name: str, label: str) -> None:
-        """Say where the server is."""
+        """Set the address of the server."""
         self._endpoint = endpoint
         self.name = name
         self._label = label
 
     def calls(self) -> Calls:
-        """Return what calls the server, connected when it is first asked for."""
+        """Return the connection for calls, made at first use."""
         with self._lock:
             if self._calls is None:
                 if self._endpoint is None:
@@ -88,7 +88,7 @@ class Server:
         return TritonModelException(f"{what}: Failed to process the request for model '{self.name}', message: {error}")
 
     def close(self) -> None:
-        """End the connection for calls: what is under way fails, and metrics go."""
+        """Close the connection for calls: running ones fail, and metrics are deleted."""
         with self._lock:
             calls, self._calls = self._calls, None
             self._endpoint = None

@@ -116,14 +116,14 @@ class ZmqConnection(Link):
         return self._pending.popleft()
 
     def poll(self) -> list[Batch] | None:
-        """Read what is there without waiting; `None` when the connection is closed."""
+        """Read the messages that have come, without waiting; `None` if the connection is closed."""
         self._link.wait(0)
         if not self._read_all():
             return None
         return self._take_pending()
 
     def _read_all(self) -> bool:
-        """Read what is there; says whether the connection goes on."""
+        """Read the messages that have come; return whether the connection goes on."""
         if self._shut_down.is_set():
             return False
         if self._detach_wanted:
@@ -192,10 +192,10 @@ class ZmqConnection(Link):
         self._send(packet, *(() if block.segment else (memoryview(block.memory)[:length],)))
 
     def lend_outputs(self, names: Sequence[str], forms: Forms) -> None:
-        """Make no arrays: what a Python proxy reads is copied or sent anyway."""
+        """Make no arrays, because a Python proxy copies or sends outputs in any case."""
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        """End a batch with an error for every request of it that has no answer yet; needs no arena."""
+        """End a batch with an error for each open request; this needs no arena."""
         self._forget(number)
         super().fail(number, text, code)
 

@@ -66,7 +66,7 @@ class ProxyEndpoint:
         self._pool.open()
 
     def is_ready(self) -> bool:
-        """Tell whether a worker takes batches, or did so a moment ago."""
+        """Return whether a worker takes batches, or did so a moment ago."""
         return self._pool.is_ready()
 
     def execute(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
@@ -104,7 +104,7 @@ class ProxyEndpoint:
         return False
 
     def stop(self) -> None:
-        """End every connection; what is in flight fails."""
+        """End every connection; requests in flight fail."""
         self._pool.close()
         if self._started.is_set() and self._error is None:
             self._socket.wake()
@@ -266,7 +266,7 @@ class ProxyEndpoint:
         self._pool.free(worker)
 
     def _give_up(self, now: float) -> None:
-        """Fail what waits for a worker in vain."""
+        """Fail the requests whose time to wait for a worker is over."""
         for batch in self._pool.take_late(now):
             limit = f"{self._settings.attach_timeout_s:g} s"
             if batch.number:
@@ -298,7 +298,7 @@ class ProxyEndpoint:
                 self._dismiss(worker, f"a batch took longer than the execution timeout of {limit_s:g} s")
 
     def _give_back(self, worker: AttachedWorker) -> None:
-        """Tell a worker which blocks of its memory nobody uses here any more."""
+        """Give back a worker's blocks that nobody uses here any more."""
         for packet in worker.protocol.acknowledge():
             self._tell(worker, packet)
 
@@ -321,7 +321,7 @@ class ProxyEndpoint:
             self._tell(worker, packet)
 
     def _tell(self, worker: AttachedWorker, packet: bytes) -> None:
-        """Send what may get lost: who is gone needs it no more."""
+        """Send a packet that may get lost, because a worker that is gone does not need it."""
         try:
             self._socket.send(packet, peer=worker.peer)
         except (UnreachableError, WouldBlockError):

@@ -40,7 +40,7 @@ _MAX_WAITING = 256
 
 
 def memory_path(address: str) -> Path | None:
-    """Return where the descriptors cross for a link; `None` where both ends may be on different machines."""
+    """Return the socket over which a link passes descriptors; `None` if its ends may be on different machines."""
     if not address.startswith(_SCHEME):
         return None
     path = Path(address.removeprefix(_SCHEME) + _SUFFIX)
@@ -53,7 +53,7 @@ def _is_own_user(channel: socket.socket) -> bool:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse a path where the process of another server listens, whose workers would be lost to it."""
+    """Refuse a path at which another server listens, because it would lose its workers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -77,7 +77,7 @@ def _parent_of(pid: int) -> int | None:
 
 
 class MemoryListener:
-    """Where workers of this machine come to share memory. Not thread-safe; nothing of it ever waits."""
+    """Accepts workers of this machine that share memory. One thread uses it, and no method waits."""
 
     def __init__(self, path: Path) -> None:
         """Listen."""
@@ -209,12 +209,12 @@ class SharedMemory:
     # ---- blocks of our own ------------------------------------------------------------------------------------------
 
     def offer(self) -> bool:
-        """Announce a first segment; says whether that was possible."""
+        """Announce a first segment; return whether that worked."""
         with self._lock:
             return self._grow(1)
 
     def allocate(self, length: int, *, at_most: int | None = None, grow: bool = True) -> OwnedBlock | None:
-        """Take a block; `None` where there is no room."""
+        """Take a block; `None` if there is no room."""
         with self._lock:
             if self._closed or (at_most is not None and self._own.in_use + length > at_most):
                 return None
@@ -243,7 +243,7 @@ class SharedMemory:
         return True
 
     def give_back(self, block: OwnedBlock) -> None:
-        """Free a block that the peer needs no more, or was never told of."""
+        """Free a block that the peer has read, or never learnt of."""
         with self._lock:
             self._own.release(block)
 
@@ -253,14 +253,14 @@ class SharedMemory:
         block.memory[entry + layout.REQUEST_CANCELLED_OFFSET] = 1
 
     def trim(self, idle_s: float) -> list[int]:
-        """Drop segments that nobody used for so long; returns their numbers, which the peer is to be told."""
+        """Drop segments that were unused for `idle_s` seconds; return their numbers for the peer."""
         with self._lock:
             return self._own.trim(idle_s) if self._own.has_idle() else []
 
     # ---- blocks of the peer ----------------------------------------------------------------------------------------
 
     def read_segments_until(self, number: int) -> None:
-        """Read what the peer announces on the other socket, up to a segment that a message of its names."""
+        """Read the peer's announcements on the other socket, up to a segment that its message names."""
         # Announcements there arrive before the message that names them.
         while number and number not in self._segments.sizes and self.read_segment():
             pass
@@ -270,7 +270,7 @@ class SharedMemory:
         return self._theirs.block(segment, offset, length)
 
     def forget(self, segment: int) -> None:
-        """Let go of a segment that the peer has closed."""
+        """Drop a segment that the peer has closed."""
         self._theirs.detach(segment)
 
     def read_segment(self) -> bool:
@@ -295,7 +295,7 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Share nothing more; memory stays as long as views of it do."""
+        """Stop sharing memory; it stays as long as views of it do."""
         with self._lock:
             self._closed = True
         self._channel.close()

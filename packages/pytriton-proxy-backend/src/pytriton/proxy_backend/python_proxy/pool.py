@@ -51,7 +51,7 @@ class WorkerPool:
         return list(self._workers.values())
 
     def get(self, peer: bytes) -> AttachedWorker | None:
-        """Return the worker of a peer; `None` where none is attached."""
+        """Return the worker of a peer; `None` if none is attached."""
         return self._workers.get(peer)
 
     def open(self) -> None:
@@ -59,12 +59,12 @@ class WorkerPool:
         self._last_end = time.monotonic()
 
     def is_ready(self) -> bool:
-        """Tell whether a worker takes batches, or did so a moment ago."""
+        """Return whether a worker takes batches, or did so a moment ago."""
         with self._changed:
             return self._has_worker(standing_in=False) or time.monotonic() - self._last_end < _READY_GRACE_S
 
     def is_busy(self) -> bool:
-        """Tell whether batches wait for a worker, or for its answer."""
+        """Return whether batches wait for a worker, or for its answer."""
         return bool(self._waiting) or any(worker.protocol.in_flight for worker in self.workers)
 
     # ---- for the thread of Triton ----------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class WorkerPool:
         return is_open
 
     def close(self) -> None:
-        """Give no batch to a worker any more, and let go whoever waits for that."""
+        """Give out no more batches, and wake whoever waits for that."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
@@ -181,7 +181,7 @@ class WorkerPool:
         return late
 
     def take_all(self) -> list[BatchInFlight]:
-        """Take out all that waits or is to be sent, when the pool is closed."""
+        """Take out all batches that wait, or are to be sent, when the pool closes."""
         with self._changed:
             batches = [*(batch for _, batch in self.outgoing), *self._waiting]
             self.outgoing.clear()
@@ -205,7 +205,7 @@ class WorkerPool:
         )
 
     def _hand_out(self) -> None:
-        """Give what waits to idle workers, before anybody else gets one."""
+        """Give waiting batches to idle workers before any new batch."""
         while self._waiting and (worker := self._idle_worker()) is not None:
             worker.load += 1
             batch = self._waiting.popleft()

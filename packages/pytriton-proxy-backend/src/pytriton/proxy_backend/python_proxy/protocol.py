@@ -81,10 +81,10 @@ class ZmqProxyProtocol(ProxyProtocol[T]):
             super()._check_record(segment, offset, length)
 
     def _count_response(self) -> None:
-        """Do nothing: the block goes back by its name, when nothing here is a view of it any more."""
+        """Do nothing: a message gives the block back when no view of it is left here."""
 
     def acknowledge(self) -> list[bytes]:
-        """Return what gives blocks of the worker back that nobody needs here any more."""
+        """Return the packets that give back the worker's blocks which nobody uses here."""
         self.acknowledgement_due = False
         released = self.segments.released
         return [messages.pack_release(*released.popleft()) for _ in range(len(released))]

@@ -188,7 +188,7 @@ class ZmqSocket:
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port that the system chose where it was asked to."""
+        """The address, with the port that the system chose if it had to."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def fileno(self) -> int:
@@ -196,7 +196,7 @@ class ZmqSocket:
         return self._epoll.fileno()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something may have come, `wake` was called, or the time is over; says whether it was not that."""
+        """Wait until a message may have come or `wake` was called; return False if the time is over."""
         woken = self._has_message() or bool(self._epoll.poll(timeout_s))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
@@ -221,7 +221,7 @@ class ZmqSocket:
         return Message(frames, has_peer=self._listens)
 
     def events(self) -> list[Event]:
-        """Take what happened to connections. To be called before the messages that came after are looked at."""
+        """Take the events of connections. They come before the messages that followed them."""
         found: list[Event] = []
         while True:
             try:
@@ -262,7 +262,7 @@ class ZmqSocket:
         self._socket.poll(round(timeout_s * 1000), zmq.POLLOUT)
 
     def close(self) -> None:
-        """End it; what was sent still goes out for a second, if somebody is there to take it."""
+        """Close it; sent messages still go out within a second if the peer takes them."""
         with self._wake_lock:
             if self._closed:
                 return
@@ -284,14 +284,14 @@ class ZmqSocket:
         os.close(self._wake_write)
 
     def _let_go(self) -> None:
-        """In a forked child: what is behind its descriptors is the parent's alone."""
+        """In a forked child, leave everything behind the descriptors to the parent."""
         links = [link for link, inode in self._links.items() if inode and _socket_inode(link) == inode]
         own = [] if self._closed else [self._epoll.fileno(), self._wake_read, self._wake_write]
         replace_descriptors([*links, *own])
 
 
 def _socket_inode(descriptor: int) -> int:
-    """Return the number of the socket behind a descriptor; 0 where there is none."""
+    """Return the inode of a descriptor's socket; 0 if there is none."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -300,7 +300,7 @@ def _socket_inode(descriptor: int) -> int:
 
 
 class _KeyFolder:
-    """Whoever has a public key in a folder may connect, as the folder is at that moment."""
+    """Lets every peer connect whose public key is in a folder at that moment."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -21,7 +21,7 @@ class Caller(Protocol):
     """One request of Triton's that waits for its answer."""
 
     def respond(self, response: ResponseData) -> None:
-        """Give it one response; where that cannot be given, an error."""
+        """Send it a response, or an error if that fails."""
 
     def fail(self, code: int, text: str) -> None:
         """End it with an error."""
@@ -56,7 +56,7 @@ class BatchInFlight(SentBatch):
         self._received_ns = time.monotonic_ns()
 
     def halves(self) -> list[BatchInFlight]:
-        """Return two batches of its requests; none where it has one alone. Not for a batch that was sent."""
+        """Return two batches of its requests; none if it has a single one. Not for a batch that was sent."""
         middle = len(self.callers) // 2
         if not middle:
             return []
@@ -67,7 +67,7 @@ class BatchInFlight(SentBatch):
         return made
 
     def write(self, number: int, memory: SharedMemory | None, settings: EndpointSettings) -> None:
-        """Write the record, into shared memory where there is room for it."""
+        """Write the record, into shared memory if it fits."""
         self.number = number
         record = lay_out_batch(
             self.requests,
@@ -93,7 +93,7 @@ class BatchInFlight(SentBatch):
         self.block = block
 
     def respond(self, response: ResponseData) -> None:
-        """Give a request an answer."""
+        """Answer a request."""
         if response.request not in self.open:
             if not self.is_expired:
                 logger.warning("batch %d: an answer to request %d came after its end", self.number, response.request)
@@ -133,7 +133,7 @@ class AttachedWorker:
 
     @property
     def label(self) -> str:
-        """What logs and errors call it."""
+        """Its name in logs and errors."""
         return f"worker '{self.protocol.hello.name}' (pid {self.protocol.hello.pid})"
 
     @property

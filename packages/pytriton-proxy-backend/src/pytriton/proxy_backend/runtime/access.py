@@ -38,14 +38,14 @@ def log_access(fields: Mapping[str, Any]) -> None:
 
 
 def pass_on_records(handler: logging.Handler) -> None:
-    """Give the records to a handler alone, whatever the level of the log."""
+    """Pass the records to one handler only, whatever the level of the log is."""
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(_LEVEL)
 
 
 class Access:
-    """What becomes of the requests of one batch: a record for each, when it has its last answer."""
+    """The access log of one batch: a record for each request when it has its last answer."""
 
     __slots__ = ("_began_ns", "_fields", "_open", "_outcomes")
 
@@ -73,7 +73,7 @@ class Access:
 
 
 def _fields(model: ModelSpec, batch: Batch, index: int) -> dict[str, Any]:
-    """Return what is known of a request when it comes."""
+    """Return the fields of a request that are known when it comes."""
     fields = {
         "model": model.name,
         "version": model.version,

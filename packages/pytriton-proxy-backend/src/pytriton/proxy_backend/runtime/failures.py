@@ -54,7 +54,7 @@ def kind_of(error: BaseException) -> Hashable:
 
 
 class FailureLog:
-    """Says which failures of one callable are written to the log. From any thread."""
+    """Decides which failures of one callable are logged. Threads may share it."""
 
     def __init__(self) -> None:
         # For each kind: the begin of its period, and how many records were written and left out in it.
@@ -96,7 +96,7 @@ def named(ids: Iterator[str] | Sequence[str], count: int) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Return whether an error is one of this library, whose text says what is wrong."""
+    """Return whether an error comes from this library, so that its text says what is wrong."""
     return isinstance(error, _OURS)
 
 
@@ -131,7 +131,7 @@ def tell_failure(
 
 
 def failure_text(model: ModelSpec, error: BaseException) -> str:
-    """Return what callers are told of an error."""
+    """Return the text of an error for callers."""
     if is_ours(error):
         return shortened(error_text(error))
     if is_cancellation(error):
@@ -141,5 +141,5 @@ def failure_text(model: ModelSpec, error: BaseException) -> str:
 
 
 def cancelled_text(model: ModelSpec) -> str:
-    """Return what the callers of a cancelled request are told."""
+    """Return the text for callers of a cancelled request."""
     return f"model '{model.name}': the request was cancelled"

@@ -59,12 +59,12 @@ class Meters:
         self._failed.add(requests, {**self._attributes, "error.type": kind})
 
     def add_cancelled(self) -> None:
-        """Record a request whose caller gave up."""
+        """Record a request that its caller cancelled."""
         self._cancelled.add(1, self._attributes)
 
 
 def find_meters(model: ModelSpec) -> Meters | None:
-    """Return the instruments of a model; `None` where the program has no meter provider yet."""
+    """Return the instruments of a model; `None` while the program has no meter provider."""
     metrics = sys.modules.get(_METRICS)
     try:
         provider = None if metrics is None else metrics.get_meter_provider()

@@ -19,7 +19,7 @@ _MAX_SEEN = 1024
 
 
 class PlainBatches:
-    """Says which batches are plain, and lays their answers out."""
+    """Recognises plain batches, and lays out their answers."""
 
     def __init__(self, service: Service, reader: BatchReader, *, record_limit: int = 0, payload_limit: int = 0) -> None:
         self._service = service
@@ -57,7 +57,7 @@ class PlainBatches:
         return metadata, inputs, fixed, texts, int(self._reader.batching), self._record_limit
 
     def _is_known(self, metadata: BatchMetadata, fixed: tuple[tuple[int, int], ...]) -> bool:
-        """Return whether such metadata came before: many come once, and what is made for them is never used."""
+        """Return whether such metadata came before, because forms made for single batches are never used."""
         raw = metadata.raw
         names = tuple(tensor.name for tensor in metadata.tensors)
         key = hash((metadata.uniform_outputs, names, b"".join([raw[at : at + length] for at, length in fixed])))
@@ -69,13 +69,13 @@ class PlainBatches:
         return False
 
     def metadata_of(self, metadata: BatchMetadata, raw: bytes | None, resized: int) -> BatchMetadata:
-        """Return the metadata of a batch that looks like an earlier one, of which it has them where `raw` is `None`."""
+        """Return the metadata of a batch that looks like an earlier one; without `raw`, those of the earlier one."""
         if raw is None:
             return metadata
         return metadata.for_record(raw, resized=bool(resized))
 
     def lay_out(self, metadata: BatchMetadata, raw: bytes | None, resized: int, result: Any) -> tuple[Any, ...] | None:
-        """Check what a callable returned, and lay a record out for it, see `_accelerator.Host`."""
+        """Check the result of a callable, and lay out a record for it, see `_accelerator.Host`."""
         service = self._service
         metadata = self.metadata_of(metadata, raw, resized)
         assert metadata.uniform_outputs is not None
@@ -103,7 +103,7 @@ class PlainBatches:
 
 
 def _pieces(record: Record, names: tuple[str, ...], results: list[dict[str, Array]]) -> tuple[Any, ...] | None:
-    """Return where each array goes; `None` where a record has to be written in Python."""
+    """Return where each array goes; `None` if Python has to write the record."""
     ends = [place.offset for place in record.layout.places]
     pieces = []
     for index, result in enumerate(results):

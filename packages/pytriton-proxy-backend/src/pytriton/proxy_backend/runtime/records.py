@@ -16,13 +16,13 @@ from .texts import error_text, shown
 __all__ = ["OF_EVERY_RECORD", "TEXT_FORMAT", "WORKER_FIELD", "RecordHandler", "current_span", "record_of"]
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
-"""How a record is told among lines of text."""
+"""The format of a record as text."""
 
 OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""Names of what every record has; all else is its `extra`."""
+"""The attributes of every record; all others are its `extra`."""
 
 WORKER_FIELD = "worker"
-"""Name of the field with the worker, `<model>.<number>`, in whose process a record was made."""
+"""The field with the worker, `<model>.<number>`, in whose process a record was made."""
 
 # In characters. A character takes up to twelve bytes in a message, which has to hold the whole text.
 _MAX_MESSAGE = 32768
@@ -93,7 +93,7 @@ def record_of(fields: Mapping[str, Any]) -> logging.LogRecord:
 
 
 def current_span() -> dict[str, str]:
-    """Return the ids of the span that this thread is in; none where nobody has imported OpenTelemetry."""
+    """Return the ids of this thread's span; none if OpenTelemetry was not imported."""
     trace = sys.modules.get("opentelemetry.trace")
     try:
         found = None if trace is None else trace.get_current_span().get_span_context()
@@ -151,7 +151,7 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _json(value: object) -> tuple[object, int]:
-    """Return what JSON can carry of a value, and its length."""
+    """Return the part of a value that JSON can carry, and its length."""
     try:
         length = len(json.dumps(value, allow_nan=False))
         if length <= _MAX_VALUE:
@@ -172,7 +172,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _text(value: object) -> str | None:
-    """Return a text, escaped but for its line breaks: a record may have several, and whoever writes it says how."""
+    """Return a text with escapes, except for line breaks, which the formatter of a record treats."""
     if not isinstance(value, str):
         return None
     return "\n".join(escaped(line) for line in value.split("\n"))

@@ -93,7 +93,7 @@ class WorkerStatistics:
 
 
 def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStatistics:
-    """Return what two workers have done together."""
+    """Return the sum of the counts of two workers."""
     return WorkerStatistics(
         requests=one.requests + other.requests,
         batches=one.batches + other.batches,
@@ -184,33 +184,33 @@ class Counters:
             self.meters.add_failed(kind, requests)
 
     def add_cancelled(self) -> None:
-        """Count a request whose caller gave up."""
+        """Count a request that its caller cancelled."""
         with self._lock:
             self._numbers[_CANCELLED] += 1
         if self.meters is not None:
             self.meters.add_cancelled()
 
     def add_output(self, size: int) -> None:
-        """Count bytes of outputs; less than 0 takes back what was counted."""
+        """Count bytes of outputs; a negative number takes counted ones back."""
         with self._lock:
             self._numbers[_OUTPUT_BYTES] += size
 
     def add_part(self) -> array[int]:
-        """Return numbers in which one accelerator alone counts, which takes no lock."""
+        """Return numbers for a single accelerator, which counts without a lock."""
         part = array("Q", bytes(8 * _ACCELERATED))
         with self._lock:
             self._parts.append(part)
         return part
 
     def end_part(self, part: array[int]) -> None:
-        """Keep what was counted in a part in which nobody counts any more."""
+        """Keep the counts of a part that is not used any more."""
         with self._lock:
             self._parts = [other for other in self._parts if other is not part]
             for place, number in enumerate(part):
                 self._numbers[place] += number
 
     def leave(self) -> None:
-        """In a forked child: count where the parent of this process does not look."""
+        """In a forked child, count in memory that the parent of this process does not read."""
         self._lock = threading.Lock()
         # The accelerator uses its address.
         self._left = self._numbers
@@ -247,7 +247,7 @@ class FirstResponses:
 
 
 def read_statistics(file: int) -> WorkerStatistics:
-    """Return what the counters have counted so far that are in a file, which somebody may still count in."""
+    """Return the counts in a file, to which another process may still add."""
     # Read and not mapped, because the process that counts could shorten the file.
     return _statistics(array("Q", os.pread(file, COUNTERS_BYTES, 0).ljust(COUNTERS_BYTES, b"\0")))
 
@@ -269,13 +269,13 @@ def _statistics(numbers: Sequence[int]) -> WorkerStatistics:
 
 
 def _place_of(number: int) -> int:
-    """Return where a time is counted: by its highest bit, and the two bits behind that."""
+    """Return the bucket of a time, by its highest bit and the two bits after it."""
     length = number.bit_length()
     return length * _PARTS + ((number >> (length - 3)) % _PARTS if length > 2 else 0)
 
 
 def _second_ends() -> Iterator[tuple[int, float]]:
-    """Yield where each bucket of times ends, in the counts, and its upper bound."""
+    """Yield the last place of each bucket of times among the counts, and its upper bound."""
     for exponent in _SECONDS_EXPONENTS:
         for part in range(1, _PARTS + 1):
             if part == _PARTS or exponent in _FINE_EXPONENTS:

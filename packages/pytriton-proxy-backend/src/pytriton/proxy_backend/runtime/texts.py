@@ -25,7 +25,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an error; says so where it has none because its `__str__` fails."""
+    """Return the text of an error, or that its `__str__` fails."""
     try:
         return str(error)
     except Exception as failure:
@@ -33,7 +33,7 @@ def error_text(error: BaseException) -> str:
 
 
 def told_error(error: BaseException) -> str:
-    """Return the text of an error for a log; what it has from a caller looks like no line and no colour there."""
+    """Return the text of an error for a log, escaped, because a caller may have chosen parts of it."""
     return escaped_lines(error_text(error))
 
 
@@ -51,7 +51,7 @@ def format_trace(error: BaseException) -> str:
 
 
 def told_trace(error: BaseException) -> str:
-    """Return the traceback of an error for a log, from where the user's code begins; likewise."""
+    """Return the traceback of an error for a log, from the user's first frame on, escaped."""
     text = format_trace(error)
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
@@ -67,7 +67,7 @@ def told_trace(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the `repr` of a value, the begin of it where it is long."""
+    """Return the `repr` of a value, cut if it is long."""
     try:
         text = repr(value)
     except Exception as failure:

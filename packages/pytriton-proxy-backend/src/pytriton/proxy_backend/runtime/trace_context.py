@@ -28,13 +28,13 @@ def read_carrier(batch: Batch, index: int) -> dict[str, str]:
 
 
 def read_ids(batch: Batch, index: int) -> tuple[str, str] | None:
-    """Return the ids of the trace and of the span that a request comes in; `None` where nobody traces it."""
+    """Return the ids of the trace and the span that a request belongs to; `None` if it is not traced."""
     found = _FORM.fullmatch(read_carrier(batch, index).get(TRACEPARENT, ""))
     return None if found is None else (found[1], found[2])
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """Read what Triton gives: the headers as a JSON object."""
+    """Read Triton's form of a trace context: the headers as a JSON object."""
     try:
         values = json.loads(text)
     except ValueError:

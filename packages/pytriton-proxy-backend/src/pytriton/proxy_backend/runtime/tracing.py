@@ -139,7 +139,7 @@ class Spans:
                     span.end()
 
     def fail(self, error: BaseException) -> None:
-        """Note what the callable raised, or why its results cannot be sent."""
+        """Record the error that the callable raised, or why its results cannot be sent."""
         _record(self._batch, error)
         status = Status(StatusCode.ERROR, _text(error))
         self._batch.set_status(status)
@@ -165,12 +165,12 @@ class Spans:
                 proxy.end()
 
     def _wall_ns(self, stamp_ns: int) -> int | None:
-        """Return a stamp as the time of day; `None`, which is now, where there is no stamp."""
+        """Return a time stamp as the time of day; `None`, for now, if there is no stamp."""
         return stamp_ns + self._offset_ns if stamp_ns else None
 
 
 class TracedExecution(Execution):
-    """An execution that tells its spans what happens."""
+    """An execution that reports its steps to its spans."""
 
     __slots__ = ("_spans",)
 
@@ -214,7 +214,7 @@ class TracedExecution(Execution):
 
 
 def _clock_offset_ns() -> int:
-    """Return the time of day, as spans have it, minus the monotonic clock, as the proxy backend has it."""
+    """Return the time of day, which spans use, minus the monotonic clock, which the proxy backend uses."""
     before_ns = monotonic_ns()
     wall_ns = time_ns()
     after_ns = monotonic_ns()
@@ -227,7 +227,7 @@ def _clock_offset_ns() -> int:
 
 
 def _context_of(batch: Batch, index: int) -> Context | None:
-    """Return the trace context of a request; `None` where it has none."""
+    """Return the trace context of a request; `None` if it has none."""
     carrier = read_carrier(batch, index)
     if TRACEPARENT not in carrier:
         return None

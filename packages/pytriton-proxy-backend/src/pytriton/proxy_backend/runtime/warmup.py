@@ -34,7 +34,7 @@ async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
 
 
 def _unobserved(service: Service) -> Service:
-    """Return the service without records and counts, as nobody has asked for these requests."""
+    """Return the service without logs and counts, because nobody sent these requests."""
     made = copy.copy(service)
     made.is_logged = False
     made.counters = Counters()
@@ -42,7 +42,7 @@ def _unobserved(service: Service) -> Service:
 
 
 class _WarmUpBatch(Batch):
-    """Requests that came from no proxy backend: what an execution asks of a batch, for these."""
+    """Requests that came from no proxy backend, with the methods of a batch that an execution uses."""
 
     __slots__ = ("_names", "_required", "requests")
 

@@ -13,7 +13,7 @@ _KILLS = "oom_kill"
 
 
 def read_own_group(controller: str, name: str, old_name: str) -> str | None:
-    """Return what a file of the control group of this process says; None where there is none."""
+    """Return the content of a file of this process's control group, by its name in version 2 or 1; None without one."""
     try:
         lines = _OWN.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -33,13 +33,13 @@ def read_own_group(controller: str, name: str, old_name: str) -> str | None:
 
 
 class MemoryKills:
-    """Tells whether the system has killed processes for want of memory since this was made."""
+    """Finds out whether the system has killed processes for lack of memory since this was made."""
 
     def __init__(self) -> None:
         self._before = self._count()
 
     def explain(self) -> str:
-        """Return who has sent a SIGKILL that this program has not, as far as can be told."""
+        """Return who probably sent a SIGKILL that this program did not send."""
         (group_before, machine_before), (group, machine) = self._before, self._count()
         if group is not None and group_before is not None and group > group_before:
             return "from the system, as the memory that its container (control group) may have was used up"

@@ -14,7 +14,7 @@ _MARGIN = "    "
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether somebody looks at what is written to a stream, such as `sys.stdout`."""
+    """Return whether a stream, such as `sys.stdout`, is a terminal."""
     return stream is not None and not stream.closed and stream.isatty()
 
 

@@ -9,7 +9,7 @@ import signal
 __all__ = ["leave_first_process"]
 
 _SIGNALED = 128
-"""With the number of a signal, the exit code by which a shell tells that it has ended a process."""
+"""A process that a signal ended has this exit code plus the number of the signal, as in a shell."""
 
 
 def leave_first_process() -> None:
@@ -39,7 +39,7 @@ def leave_first_process() -> None:
 
 
 def _take_exit_codes(child: int) -> None:
-    """Let those go that have ended, and end with the child, as it has."""
+    """Take the exit codes of ended processes, and end with that of the child."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

@@ -29,11 +29,11 @@ class HasDescriptor(Protocol):
     """As a socket."""
 
     def fileno(self) -> int:
-        """Return the descriptor; negative where it is closed."""
+        """Return the descriptor; negative if it is closed."""
 
 
 def close_in_child(owner: HasDescriptor) -> None:
-    """Take the descriptor of an object, as long as there is that object, away from forked children."""
+    """Close the descriptor of an object in forked children, while the object exists."""
     call_in_child(owner, _replace_descriptor)
 
 
@@ -48,7 +48,7 @@ def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
 
 
 def replace_descriptors(descriptors: Iterable[int | None]) -> None:
-    """Make descriptors of this process ones of `/dev/null`; those that are `None` or negative are passed over."""
+    """Replace descriptors of this process by `/dev/null`; skip those that are `None` or negative."""
     wanted = [descriptor for descriptor in descriptors if descriptor is not None and descriptor >= 0]
     if not wanted:
         return

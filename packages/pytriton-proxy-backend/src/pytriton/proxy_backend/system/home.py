@@ -11,7 +11,7 @@ __all__ = ["HomeError", "check_utf8", "default_home"]
 
 
 class HomeError(ValueError):
-    """There is no folder for files that nobody has named a place for; says what to set."""
+    """No folder for files is configured; the text says which variable to set."""
 
 
 def default_home() -> Path:

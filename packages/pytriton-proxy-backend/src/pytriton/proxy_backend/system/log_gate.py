@@ -32,7 +32,7 @@ _passing = threading.local()
 
 
 def keep_log_from_blocking() -> None:
-    """Have no record of this package wait for who reads the log, whatever handlers the program has or will have."""
+    """Never let a record of this package wait for the reader of the log, whatever handlers the program adds."""
     ours = logging.getLogger(_OURS)
     if not any(isinstance(handler, _Keeper) for handler in ours.handlers):
         # First of all handlers, because the others see a record after it.
@@ -46,7 +46,7 @@ def set_gate(handler: logging.Handler, *, for_all: bool) -> None:
 
 
 def is_log_set_up(name: str) -> bool:
-    """Return whether the program has said what becomes of the records of a logger of this package."""
+    """Return whether the program has configured a handler for a logger of this package."""
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
         if logger.level not in (logging.NOTSET, logging.getLogger().level):
@@ -92,7 +92,7 @@ class _Gate(logging.Filter):
         self._lost = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is to be written."""
+        """Return whether the record is written."""
         passing = getattr(_passing, "record", None)
         if not self._for_all and (passing is None or passing() is not record):
             return True
@@ -130,7 +130,7 @@ class _Gate(logging.Filter):
 
 
 def _takes(descriptor: int, count_bytes: Callable[[], int]) -> bool:
-    """Tell whether something written to a descriptor now would not wait."""
+    """Return whether a write to a descriptor would not block now."""
     poller = select.poll()
     poller.register(descriptor, select.POLLOUT)
     if not poller.poll(0):

@@ -31,12 +31,12 @@ def end_with_parent(channel: socket.socket, parent: int | None = None) -> None:
 
 
 def unblock_signals() -> None:
-    """Hear all signals: a parent that waits for its own with `sigwait` blocks them, which is inherited."""
+    """Unblock all signals: a parent that waits with `sigwait` blocks them, and children inherit that."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def give_back_memory() -> None:
-    """Give the system what has been freed: glibc keeps it for the next that ask, and each process would."""
+    """Return freed memory to the system, which glibc would keep in each process."""
     # Other C libraries lack this function.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -12,7 +12,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class PeerCredentials(NamedTuple):
-    """The process that made the other end, or listened for it, and whose it was then."""
+    """The process that made the other end, or listened for it, and its user at that time."""
 
     pid: int
     uid: int

@@ -28,7 +28,7 @@ class OutputLines:
         self._rest = b""
 
     def read(self, fd: int) -> bool:
-        """Take what is there, up to some amount; return whether more may come."""
+        """Read what has come, up to a limit; return whether more may come."""
         try:
             chunk = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -37,7 +37,7 @@ class OutputLines:
         return bool(chunk)
 
     def finish(self, fd: int) -> None:
-        """Take what the ended child has left, whoever else may still hold the pipe."""
+        """Read the rest of an ended child's output, even if another process holds the pipe."""
         deadline = time.monotonic() + _LAST_OUTPUT_DEADLINE_S
         while time.monotonic() < deadline:
             try:
@@ -88,7 +88,7 @@ def quote_lines(lines: Sequence[str], what: str = "lines") -> str:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the memory that a process has resident, that included which it shares; `None` where that is not told."""
+    """Return a process's resident memory, including shared memory; `None` if unknown."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE

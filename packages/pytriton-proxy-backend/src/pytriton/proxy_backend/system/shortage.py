@@ -25,12 +25,12 @@ _NO_THREADS = re.compile(
 
 
 def is_exhausted(error: OSError) -> bool:
-    """Return whether an error of the system says that no descriptor is left."""
+    """Return whether an error means that no descriptor is left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def is_without_threads(error: BaseException) -> bool:
-    """Return whether an error of Python says that no thread can be started."""
+    """Return whether an error means that no thread can be started."""
     return isinstance(error, RuntimeError) and _NO_THREAD in str(error)
 
 
@@ -68,7 +68,7 @@ def advise(text: str) -> str:
 
 
 def advise_threads() -> str:
-    """Return what to do where no thread, or no process, can be started."""
+    """Return what to do if no thread, or no process, can be started."""
     return f"No more threads or processes can be started.{_limits(_THREAD_LIMITS)}"
 
 
@@ -80,7 +80,7 @@ _THREAD_LIMITS = (("a user may have {} of them (ulimit -u)", resource.RLIMIT_NPR
 
 
 def _limits(named: tuple[tuple[str, int], ...]) -> str:
-    """Return a sentence with those limits that are set; empty where none is."""
+    """Return a sentence with the limits that are set; empty if there are none."""
     found = []
     for text, limit in named:
         soft = resource.getrlimit(limit)[0]

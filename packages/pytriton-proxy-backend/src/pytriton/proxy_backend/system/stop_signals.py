@@ -13,7 +13,7 @@ __all__ = ["StopSignals"]
 
 
 class StopSignals:
-    """SIGINT and SIGTERM as an event; a second one does what it always does."""
+    """SIGINT and SIGTERM as an event; a second signal has its usual effect."""
 
     def __init__(self) -> None:
         self.wanted = threading.Event()

@@ -18,10 +18,10 @@ _ANSWER = (messages.ACTIVITY, messages.HEADER_SIZE)
 
 @dataclass(frozen=True)
 class EndpointActivity:
-    """What a proxy backend says of its batches, whichever workers have them."""
+    """The activity of a proxy backend, for all its workers together."""
 
     in_flight: int
-    """Batches that are not answered yet; those that wait for a worker count."""
+    """Batches that are not answered yet, including those that wait for a worker."""
     taken: int
     """Batches that it has got since its model was loaded."""
 

@@ -63,7 +63,7 @@ class _OwnedSegment:
 
 @dataclass(frozen=True)
 class NewSegment:
-    """A segment that the peer must be told of; `fd` is to be closed once it was sent."""
+    """A new segment that the peer has to learn of; `fd` is closed once it was sent."""
 
     number: int
     size: int
@@ -95,7 +95,7 @@ class OwnArena:
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
 
     def allocate(self, length: int) -> OwnedBlock | None:
-        """Take `length` bytes, aligned to 64; `None` where no segment has them free."""
+        """Take `length` bytes, aligned to 64; `None` if no segment has them free."""
         need = align(length or 1)
         spare = self._spare
         if spare is not None:
@@ -231,7 +231,7 @@ class OwnArena:
         segment.idle_since = None
 
     def has_idle(self) -> bool:
-        """Return whether `trim` may have something to give back later."""
+        """Return whether `trim` may free something later."""
         # The spare block counts as used until `trim` takes it back, and so do blocks whose arrays are gone.
         return (
             self._spare is not None
@@ -252,7 +252,7 @@ class OwnArena:
         return [segment.number for segment in unused]
 
     def trim(self, idle_s: float) -> list[int]:
-        """Drop segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
+        """Drop segments that were unused for `idle_s` seconds, except a small first one; return their numbers."""
         self._take_back()
         if self._spare is not None:
             self._free(self._spare[1])
@@ -277,7 +277,7 @@ def lent_size(length: int) -> int:
 
 
 def address_of_payloads(record: Record) -> int | None:
-    """Return where the payloads of a record lie, if they lie as they would in the record."""
+    """Return the address of a record's payloads, if they lie as they would in the record."""
     places = record.layout.places
     first: int | None = None
     for place, payload in zip(places, record.payloads, strict=True):
@@ -322,7 +322,7 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Return where a mapping begins; valid as long as the mapping is there."""
+    """Return the address of a mapping, which is valid while the mapping exists."""
     # The memory cannot be closed while this object exists.
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
@@ -387,11 +387,11 @@ class PeerArena:
             os.close(fd)
 
     def detach(self, number: int) -> None:
-        """Forget a segment; its memory goes when the last view of it does."""
+        """Forget a segment; its memory is freed with the last view of it."""
         self._segments.pop(number, None)
 
     def segment(self, number: int) -> mmap.mmap | None:
-        """Return the mapping of a segment, where there is one."""
+        """Return the mapping of a segment, if there is one."""
         return self._segments.get(number)
 
     def block(self, number: int, offset: int, length: int) -> tuple[ViewedBlock, mmap.mmap]:

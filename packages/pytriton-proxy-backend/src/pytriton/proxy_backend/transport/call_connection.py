@@ -70,7 +70,7 @@ class Call:
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def cancel(self) -> None:
-        """Say that nobody wants it any more; an answer comes nevertheless, mostly an error."""
+        """Cancel the call; an answer still comes, mostly an error."""
         self._cancel(self)
 
     def result(self, timeout_s: float | None = None) -> CallResult:
@@ -232,7 +232,7 @@ class CallConnection:
         return call
 
     def discard(self, operation: Operation, number: int) -> None:
-        """Have a thing deleted, soon; may be called by a finalizer, at whatever place."""
+        """Delete an object of the server soon; a finalizer may call this at any point."""
         self._discarded.append((operation, number))
         # A finalizer may run while this thread holds the lock; then the next message carries it.
         if self._lock.acquire(blocking=False):
@@ -382,7 +382,7 @@ class CallConnection:
             call.deliver(CallResult(error, {}, {}, True))
 
     def close(self) -> None:
-        """End the connection: what is under way is cancelled, and fails. Metrics that were made here go."""
+        """Close the connection: running calls are cancelled and fail, and metrics are deleted."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Calls:
-    """What a worker may ask of the server. Thread-safe; all but `infer`, `log` and the discarding of metrics wait."""
+    """The calls of a worker to its server. Thread-safe; all but `infer`, `log` and deleting metrics wait."""
 
     def __init__(self, endpoint: Path, name: str) -> None:
         """Connect to a native proxy backend; `name` is for its log."""
@@ -113,7 +113,7 @@ class Calls:
         return messages.as_float(self._connection.ask(Operation.METRIC_VALUE, subject=metric))
 
     def discard_metric(self, metric: int) -> None:
-        """Delete a metric, soon; may be called by a finalizer, at whatever place."""
+        """Delete a metric soon; a finalizer may call this at any point."""
         self._connection.discard(Operation.METRIC_DELETE, metric)
 
     def discard_metric_family(self, family: int) -> None:
@@ -133,7 +133,7 @@ class Calls:
         return self._connection.ask(Operation.READINESS, subject=answered, value=float(is_ready), text=failure)
 
     def close(self) -> None:
-        """End the connection: what is under way is cancelled, and fails. Metrics that were made here go."""
+        """Close the connection: running calls are cancelled and fail, and metrics are deleted."""
         self._connection.close()
 
 

@@ -29,5 +29,5 @@ def _load() -> ModuleType | None:
 
 
 def accelerator() -> ModuleType | None:
-    """Return the accelerator; `None` where there is none, or `PYTRITON_ACCELERATOR` is 0."""
+    """Return the accelerator; `None` if it is missing, or `PYTRITON_ACCELERATOR` is 0."""
     return None if os.environ.get(VARIABLE) == "0" else _load()

@@ -157,7 +157,7 @@ class BatchMetadata(Metadata):
         return False
 
     def cancelled_offset(self, index: int) -> int:
-        """Return where in the record the byte is that says whether the caller of a request is gone."""
+        """Return the offset of the byte in the record that says whether a request is cancelled."""
         return self.head[3] + index * layout.REQUEST.size + layout.REQUEST_CANCELLED_OFFSET
 
 
@@ -189,7 +189,7 @@ class Batch:
         batching: bool,
         columns: dict[str, Array],
     ) -> None:
-        """Take what was read of a record."""
+        """Make a batch from its parsed record."""
         self.metadata = metadata
         self.number = number
         self.received_ns = received_ns
@@ -253,7 +253,7 @@ class Batch:
         return bool(self._block[self.metadata.cancelled_offset(index)])
 
     def whole_batch(self) -> tuple[dict[str, Array], list[int]] | None:
-        """Return the inputs over the whole batch, and the rows of each request; `None` where some are apart."""
+        """Return the inputs over the whole batch and the rows of each request; `None` if inputs differ."""
         if self._own_inputs is not None or not (self._batching or len(self.rows) == 1):
             return None
         return self.columns, self.rows
@@ -267,7 +267,7 @@ class BatchReader:
         self._known: dict[bytes, BatchMetadata] = {}
 
     def metadata(self, raw: bytes, head: Head) -> BatchMetadata:
-        """Read metadata, or find those of an earlier record that were the same; raises as `BatchMetadata`."""
+        """Read metadata, or find those of an equal earlier record; raises as `BatchMetadata`."""
         # Without the header, whose numbers are compared: they were read before this copy was made.
         key = raw[layout.RECORD.size :]
         known = self._known.get(key)
@@ -357,7 +357,7 @@ def lay_out_batch(requests: Sequence[RequestData], *, batching: bool, received_n
 
 
 class RequestWriter:
-    """Lays the records of single requests out; keeps the layouts of those that look alike."""
+    """Lays out the records of single requests, and keeps the layouts."""
 
     def __init__(self) -> None:
         self._layouts: dict[tuple[object, ...], RecordLayout] = {}

@@ -9,7 +9,7 @@ import numpy as np
 BYTES_CODE = 13
 BF16_CODE = 14
 BF16_BITS: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
-"""What `carry_bf16_bits` has BF16 tensors be."""
+"""The dtype of BF16 tensors after `carry_bf16_bits`."""
 
 _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
     code: np.dtype(name)
@@ -43,7 +43,7 @@ def carry_bf16_bits(carrier: object) -> None:
 
 
 def release_bf16_bits(carrier: object) -> None:
-    """Let BF16 tensors have numpy's type again, where nobody else wants them to be bits."""
+    """Give BF16 tensors numpy's type again, unless another object wants bits."""
     _carriers.discard(carrier)
     if not _carriers:
         _NUMPY_OF_CODE.pop(BF16_CODE, None)

@@ -63,7 +63,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """What the proxy backend says about the model when a worker attaches; times in seconds, `None` is no timeout."""
+    """What the proxy backend says about the model when a worker attaches; times are in seconds, `None` is no limit."""
 
     model_name: str
     model_version: int
@@ -125,7 +125,7 @@ def _version(packet: Buffer) -> tuple[int, tuple[int, int]] | None:
 
 
 def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
-    """Read what a worker greets with."""
+    """Read the greeting of a worker."""
     if len(packet) < _BODY + GREETING_VERSION.size:
         raise GreetingError(f"expected a greeting, got a packet of {len(packet)} bytes")
     kind, version = _version(packet) or (None, _OURS)

@@ -182,7 +182,7 @@ class Place(NamedTuple):
 
 
 Payload = Array | list[Array] | bytes
-"""What a tensor is made of: an array, arrays that are joined along axis 0, or the payload of strings."""
+"""The content of a tensor: an array, arrays that are joined along axis 0, or the payload of strings."""
 
 
 class RecordLayout(NamedTuple):
@@ -239,7 +239,7 @@ class Record:
         self.payloads = ()
 
     def write_around(self, memory: Memory, start: int, number: int) -> None:
-        """Write it, once, where its payloads are in their places already. They can be written to no longer."""
+        """Write it once around payloads that are in place already; they must not be written to any more."""
         self.write_metadata(memory, start, number)
         for payload in self.payloads:
             for array in payload if isinstance(payload, list) else (payload,):
@@ -248,7 +248,7 @@ class Record:
         self.payloads = ()
 
     def _copy_small(self, memory: Any, start: int) -> bool:
-        """Copy the payloads without arrays over the memory, which cost a multiple; false where that cannot be."""
+        """Copy small payloads without arrays over the memory, which would cost much more; False if impossible."""
         try:
             for (_, _, offset, length), payload in zip(self.layout.places, self.payloads, strict=True):
                 offset += start
@@ -282,7 +282,7 @@ class Record:
         return len(metadata)
 
     def write_metadata(self, memory: Memory, start: int, number: int) -> None:
-        """Write all but the payloads, for a peer in this process that is told where they are."""
+        """Write everything except the payloads, for a peer in this process that gets their addresses."""
         self._write_metadata(self.layout.metadata, memory, start, number)
 
     @staticmethod

@@ -305,7 +305,7 @@ def read_responses(record: memoryview, number: int, request_count: int, *, decou
 
 
 class AnswerReader:
-    """Reads records with one response, the answers to calls; keeps what it found in those that look alike."""
+    """Reads records with one response, the answers to calls; keeps the layouts of those that look alike."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], list[TensorEntry]] = {}

@@ -148,7 +148,7 @@ class AcceleratedSource:
         return self.execution(batch, Call(called_ns, result, error))
 
     def execution(self, batch: Batch, called: Call | None = None) -> Execution:
-        """Make the execution of a batch, whose callable is not called yet, or was in `called`."""
+        """Make the execution of a batch; `called` is given if its callable was called already."""
         if called is None:
             return make_execution(self._service, batch, worker_tracer())
         return Execution(self._service, batch, called)

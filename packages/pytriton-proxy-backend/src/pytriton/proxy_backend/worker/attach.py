@@ -67,7 +67,7 @@ class Attachment:
 
 
 def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
-    """Find where to attach, and what the model is like."""
+    """Return the endpoint to attach to, and the model."""
     if "://" in wanted.endpoint:
         described = wanted.description
         if described is None and wanted.endpoint.startswith(_IPC):
@@ -231,7 +231,7 @@ class _Attached:
                     raise
 
     def _moved_to(self, place: tuple[Path | str, ModelSpec]) -> tuple[Path | str, ModelSpec] | None:
-        """Return where the model is now, if it is somewhere else than before or another one than before."""
+        """Return the endpoint of the model if it has moved or changed."""
         try:
             found = find_endpoint(self._wanted)
         except ProxyBackendError:

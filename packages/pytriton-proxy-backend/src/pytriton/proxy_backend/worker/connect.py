@@ -18,7 +18,7 @@ Connect = Callable[[str, int, int], Link]
 
 
 def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None, *, insecure: bool) -> Connect:
-    """Return what connects a worker to an endpoint."""
+    """Return a function that connects a worker to an endpoint."""
     address = str(endpoint)
     if "://" not in address:
 

@@ -32,7 +32,7 @@ def unrecoverable_errors() -> tuple[type[BaseException], ...]:
 
 
 def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any = None) -> contextvars.Context:
-    """Make the context that a callable is to run in, in which the decorators find its model."""
+    """Make the context of a callable, in which the decorators find its model."""
     context = contextvars.copy_context()
     if tracer is not None:
         context.run(use_worker_tracer, tracer)
@@ -60,7 +60,7 @@ def make_infer_func(
 
 
 def check_callable(infer_func: Callable[..., Any], signature: Any, model: ModelSpec, target: str) -> None:
-    """Check that a callable can take what the decorators on it would hand to it, and is for this model."""
+    """Check that a callable is for this model, and can take what its decorators pass to it."""
     serving = _optional("pytriton.decorators.serving")
     if serving is None:
         # Without pytriton-decorators, there are no decorators on it.
@@ -165,7 +165,7 @@ class Warmup(Sequence[Sequence[Request]]):
 
 
 def _optional(name: str) -> Any:
-    """Import a module of pytriton-decorators; `None` where that is not installed."""
+    """Import a module of pytriton-decorators; `None` if that is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

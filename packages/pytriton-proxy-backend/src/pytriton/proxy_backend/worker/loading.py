@@ -21,12 +21,12 @@ _loading = threading.local()
 
 
 def is_loading() -> bool:
-    """Return whether this thread is just importing what `load_module` was asked for."""
+    """Return whether this thread is importing the module that `load_module` was asked for."""
     return bool(getattr(_loading, "depth", 0))
 
 
 def load_target(target: str) -> Any:
-    """Import what a target names."""
+    """Import the object that a target names."""
     module_name, separator, name = target.rpartition(":")
     if not (separator and module_name and name):
         raise TargetError(

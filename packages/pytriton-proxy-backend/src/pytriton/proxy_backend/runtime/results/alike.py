@@ -58,7 +58,7 @@ class AlikeResponses:
         return len(self._pieces) >= _MOST_TOGETHER
 
     def add(self, result: Any) -> bool:
-        """Keep a result; says whether it is alike, and nothing is kept of one that is not."""
+        """Keep a result; return False, and keep nothing, if it is not alike."""
         if not _is_plain(result):
             return False
         [given] = result
@@ -79,7 +79,7 @@ class AlikeResponses:
         return True
 
     def _encode(self, array: np.ndarray[Any, Any]) -> bytes | None:
-        """Return the wire form of strings; `None` where it is to be said elsewhere what is wrong with them."""
+        """Return the wire form of strings; `None` if they are wrong, which is reported elsewhere."""
         native = self._native
         if native is not None and array.dtype.kind == "O" and array.flags.c_contiguous:
             payload: bytes | None = native.encode_strings(array)

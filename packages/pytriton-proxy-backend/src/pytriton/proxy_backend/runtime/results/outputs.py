@@ -69,7 +69,7 @@ class OutputChecker:
         )
 
     def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the declared outputs among those that are asked for, in the order of their declaration."""
+        """Return the declared outputs that are requested, in the order of their declaration."""
         names = self._wanted.get(requested)
         if names is None:
             names = self._wanted[requested] = tuple(name for name in self._names if name in requested)
@@ -99,7 +99,7 @@ class OutputChecker:
         return not self._model.strict
 
     def shapes(self, results: Sequence[Outputs], names: tuple[str, ...]) -> tuple[tuple[int, ...], ...] | None:
-        """Return the shapes that outputs may have, -1 for any dimension; `None` where these have others."""
+        """Return the shapes that outputs may have, -1 for any size; `None` if they have others."""
         specs = [self._specs[name] for name in names]
         if not all(self._has_shape(result[spec.name], spec) for spec in specs for result in results):
             return None
@@ -299,7 +299,7 @@ class OutputChecker:
         )
 
     def _check_not_ragged(self, array: Array, spec: TensorSpec, index: int) -> None:
-        """Check that an array of objects is not what numpy makes of rows that differ."""
+        """Raise an error if numpy made an array of objects from rows of different shapes."""
         shapes = [str(row.shape) for row in array.ravel() if isinstance(row, np.ndarray)]
         if shapes:
             raise self._error(
