@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -68,13 +68,36 @@ def repeat(text: str) -> str:
     return text * by
 
 
+class Both(NamedTuple):
+    label: str
+    grid: Annotated[NDArray[np.int64], Shape(-1, 2)]
+    one: float
+
+
+@model(max_batch_size=8)
+def both(text: str) -> Both:
+    return Both(text, np.full((2, 2), len(text)), len(text) / 2)
+
+
+@model(max_batch_size=8)
+def nothing(text: str) -> Annotated[NDArray[np.float32], Shape(-1)]:
+    return np.zeros(0, np.float32)
+
+
+@model
+def count(to: int, fails: bool = False) -> Iterator[int]:
+    yield from range(to)
+    if fails:
+        raise ValueError(f"{to} are enough")
+
+
 READERS = ("requests_themselves", "with_context", "asks")
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Triton]:
     triton = Triton(config=local_config())
-    for function in (shout, twice, say, repeat):
+    for function in (shout, twice, say, repeat, both, nothing, count):
         triton.bind(function)
     triton.bind("in_a_process", ProcessWorker(shout))
     for name, infer in (
@@ -205,3 +228,39 @@ def test_another_method(served: Triton, method: str, path: str) -> None:
         assert (response.status, response.headers["Allow"]) == (405, "POST")
         assert json.loads(response.read())["error"].startswith("inference takes POST, with the inputs as JSON")
     connection.close()
+
+
+def post(served: Triton, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    return call(served.http_url, "POST", f"/v2/models/{path}", body)
+
+
+def test_outputs_of_several_samples_are_divided(served: Triton) -> None:
+    status, told = post(served, "both/generate", {"text": ["a", 'b,"]['], "id": "7"})
+    assert status == 200
+    assert (told["label"], told["one"]) == (["a", 'b,"]['], [0.5, 2.5])
+    assert told["grid"] == [[1] * 4, [5] * 4]
+    assert post(served, "both/versions/1/generate", {"text": ["a", "bb"]})[1]["grid"] == [[1] * 4, [2] * 4]
+    for one in ("a", ["a"]):
+        assert post(served, "both/generate", {"text": one})[1]["grid"] == [1] * 4
+    assert post(served, "nothing/generate", {"text": ["a", "b", "c"]})[1]["output"] == [[], [], []]
+    assert post(served, "twice/generate", {"x": [1, 2, 3, 4, 5, 6]})[1]["output"] == [[-1, -2, -3], [-4, -5, -6]]
+
+
+def test_outputs_of_several_samples_in_a_stream_are_flat(served: Triton) -> None:
+    status, text = post(served, "both/generate_stream", {"text": ["a", "bb"]})
+    assert (status, json.loads(text.removeprefix("data: "))["grid"]) == (200, [1] * 4 + [2] * 4)
+
+
+@pytest.mark.parametrize(("body", "status", "told"), [
+    ({"to": 1}, 200, ""),
+    ({"to": 0}, 400, "the model 'count' gave no response, and generate takes one: ask /v2/models/count/generate_"),
+    ({"to": 3}, 400, "the model 'count' gave 3 responses, and generate takes one"),
+    ({"to": 0, "fails": True}, 500, "0 are enough"),
+    ({"to": 1, "fails": True}, 500, "1 are enough"),
+    ({"to": 3, "fails": True}, 500, "3 are enough"),
+])  # fmt: skip
+def test_a_stream_that_is_asked_for_one_answer(served: Triton, body: dict[str, Any], status: int, told: str) -> None:
+    got, answer = post(served, "count/generate", body)
+    assert got == status, answer
+    assert told in answer.get("error", "")
+    assert answer.get("output") == (0 if status == 200 else None)

@@ -292,6 +292,30 @@ def status_of(triton: Triton, path: str, body: bytes) -> int:
         return error.code
 
 
+@pytest.mark.parametrize(("value", "outcome", "status"), [(GOOD, "invalid", 400), (RAISES, "failed", 500)])
+def test_a_stream_that_is_asked_for_one_answer(served: Triton, value: float, outcome: str, status: int) -> None:
+    before = counted(served)
+    path = "/v2/models/plain_stream/generate"
+    assert status_of(served, path, json.dumps({"x": value}).encode()) == status
+    assert counted(served) - before == {("plain_stream", "http", outcome): 1}
+
+
+def test_who_leaves_a_stream_that_was_asked_for_one_answer(served: Triton) -> None:
+    before = counted(served)
+    body = json.dumps({"x": SLOW}).encode()
+    host, port = urlsplit(urls(served)["http"]).netloc.split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(
+            b"POST /v2/models/plain_stream/generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        # Its first response was given, and the head of the answer written, before the callable takes its time.
+        connection.settimeout(PATIENT_S)
+        with contextlib.suppress(TimeoutError):
+            connection.recv(1)
+    eventually(lambda: counted(served) - before == {("plain_stream", "http", "cancelled"): 1})
+
+
 def test_names_that_callers_make_up_have_no_series(served: Triton) -> None:
     before = counted(served)
     for number in range(50):

@@ -54,6 +54,7 @@
 #include <cstdarg>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -70,6 +71,7 @@
 #include "../grpc/front_end.h"
 #include "connections.h"
 #include "crash.h"
+#include "generate_answer.h"
 #include "generate_errors.h"
 #include "hooks.h"
 #include "http_callers.h"
@@ -137,6 +139,8 @@ constexpr std::chrono::seconds kLogFilePause{1};
 // How long what is said of the models may be of before.
 constexpr std::chrono::seconds kPagePause{1};
 constexpr uint32_t kReadyModels = 1;  // TRITONSERVER_INDEX_FLAG_READY
+constexpr uint32_t kFirstDim = 2;     // TRITONSERVER_BATCH_FIRST_DIM
+constexpr uint32_t kDecoupled = 2;    // TRITONSERVER_TXN_DECOUPLED
 
 // The shared memory that the starter asks for to try out what is in force.
 constexpr char kTriedFile[] = "/pytriton-self-test";
@@ -156,6 +160,12 @@ struct TritonFunctions {
   TRITONSERVER_Error* (*index)(TRITONSERVER_Server* server, uint32_t flags, TRITONSERVER_Message** message);
   TRITONSERVER_Error* (*properties)(TRITONSERVER_Server* server, const char* model, int64_t version, uint32_t* flags,
                                     void* none);
+  TRITONSERVER_Error* (*batch_properties)(TRITONSERVER_Server* server, const char* model, int64_t version,
+                                          uint32_t* flags, void* none);
+  TRITONSERVER_Error* (*output_count)(TRITONSERVER_InferenceResponse* response, uint32_t* count);
+  TRITONSERVER_Error* (*output)(TRITONSERVER_InferenceResponse* response, uint32_t index, const char** name, int* type,
+                                const int64_t** shape, uint64_t* dims_count, const void** base, size_t* size,
+                                int* memory_type, int64_t* memory_type_id, void** user);
 };
 TritonFunctions g_triton{};
 
@@ -164,10 +174,15 @@ void Find(Function* function, const char* name) {
   *function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
 
+// Whether a call failed; the error is gone then.
+bool IsError(TRITONSERVER_Error* error) {
+  if (error != nullptr) g_triton.delete_error(error);
+  return error != nullptr;
+}
+
 // Servers from 2.39 on can.
 void CancelRequest(TRITONSERVER_InferenceRequest* request) {
-  TRITONSERVER_Error* const error = g_triton.cancel == nullptr ? nullptr : g_triton.cancel(request);
-  if (error != nullptr) g_triton.delete_error(error);
+  if (g_triton.cancel != nullptr) IsError(g_triton.cancel(request));
 }
 
 // The server, as long as it is there; who asks it anything but what it does by itself has the mutex, shared.
@@ -696,6 +711,31 @@ std::string BetterError(Guard* guard, const RequestOutcome& request, int status)
   return inputs.empty() ? "" : FindGenerateError(generate, inputs, has_parameters);
 }
 
+// How an answer to `generate` of a decoupled model ends, which the front end has begun before it knew.
+GenerateBody::Ending EndGenerate(RequestOutcome* request) {
+  const std::string error = request->responses->FindError();
+  if (error.empty()) {
+    request->Count(Outcome::kOk);
+    return {};
+  }
+  const Outcome outcome = request->NotedOr(Outcome::kInvalid);
+  request->Count(outcome);
+  const int status = StatusOfOutcome(outcome, 400);
+  return {StatusText(status == 0 ? 400 : status), "{\"error\":" + JsonString(error) + "}"};
+}
+
+// Where an answer to `generate` says less than its caller can be told.
+void CorrectGenerate(Connection* connection) {
+  const std::shared_ptr<RequestOutcome>& request = connection->unanswered.front();
+  const bool is_decoupled = request->responses->is_decoupled();
+  std::vector<OutputRows> rows = request->responses->rows();
+  if (!is_decoupled && rows.empty()) return;
+  std::function<GenerateBody::Ending()> end = [] { return GenerateBody::Ending{}; };
+  if (is_decoupled) end = [request] { return EndGenerate(request.get()); };
+  connection->corrected = std::make_unique<HttpResponse>(std::make_unique<GenerateBody>(std::move(rows), std::move(end)),
+                                                         !request->has_chunks);
+}
+
 // Before a response is written: its caller may look at the counts as soon as it has it.
 void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_view status) {
   if (status.empty() || connection->corrected != nullptr) return;
@@ -709,7 +749,10 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   const std::string error = code < 400 ? "" : BetterError(guard, *request, code);
   const Outcome outcome =
       error.empty() ? request->NotedOr(OutcomeOfStatus(code, request->is_submitted)) : Outcome::kInvalid;
-  if (!request->is_stream || !request->is_submitted) request->Count(outcome);
+  const bool is_held = code == 200 && request->responses != nullptr && request->responses->is_decoupled();
+  if (!is_held && (!request->is_stream || !request->is_submitted)) request->Count(outcome);
+  if (code == 200 && request->responses != nullptr) CorrectGenerate(connection);
+  if (connection->corrected != nullptr) return;
   if (!error.empty()) {
     const bool is_method = code == kNotAllowed;
     connection->corrected =
@@ -733,7 +776,9 @@ ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int c
 
 void OnResponse(Guard* guard, Connection* connection) {
   auto& request = connection->unanswered.front();
-  connection->streamed = request != nullptr && request->is_stream ? std::move(request) : nullptr;
+  // Whose answer goes on may still leave.
+  const bool goes_on = request != nullptr && (request->is_stream || request->responses != nullptr);
+  connection->streamed = goes_on ? std::move(request) : nullptr;
   connection->unanswered.erase(connection->unanswered.begin());
   StopAwaiting(guard, connection);
   if (connection->scan.complete() && !connection->awaits_response()) ReleaseMemory(guard, connection);
@@ -761,7 +806,48 @@ struct WatchedResponses {
 };
 
 void NoteError(RequestOutcome* request, TRITONSERVER_Error* error) {
-  request->Note(OutcomeOfError(g_triton.error_code(error), g_triton.error_text(error)));
+  const char* const text = g_triton.error_text(error);
+  request->Note(OutcomeOfError(g_triton.error_code(error), text));
+  if (request->responses != nullptr) request->responses->AddError(text);
+}
+
+// The outputs of a response that have several elements for each of several samples.
+std::vector<OutputRows> RowsOf(TRITONSERVER_InferenceResponse* response) {
+  std::vector<OutputRows> all;
+  uint32_t count = 0;
+  if (IsError(g_triton.output_count(response, &count))) return all;
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* name = nullptr;
+    const int64_t* shape = nullptr;
+    uint64_t dims_count = 0;
+    int type = 0, memory_type = 0;
+    const void* base = nullptr;
+    size_t size = 0;
+    int64_t memory_type_id = 0;
+    void* user = nullptr;
+    const bool is_error = IsError(g_triton.output(response, i, &name, &type, &shape, &dims_count, &base, &size,
+                                                  &memory_type, &memory_type_id, &user));
+    OutputRows rows;
+    if (!is_error && FindRows(name, shape, dims_count, &rows)) all.push_back(std::move(rows));
+  }
+  return all;
+}
+
+// Before Triton has a request to `generate`: what is to be known of its responses.
+void ExpectResponses(TRITONSERVER_Server* server, RequestOutcome* request) {
+  if (request->generate == nullptr || request->is_stream || g_triton.properties == nullptr) return;
+  if (g_triton.batch_properties == nullptr || g_triton.output_count == nullptr || g_triton.output == nullptr) return;
+  const GenerateRequest& generate = *request->generate;
+  uint32_t batching = 0;
+  uint32_t transactions = 0;
+  if (IsError(g_triton.batch_properties(server, generate.model.c_str(), generate.version, &batching, nullptr)) ||
+      IsError(g_triton.properties(server, generate.model.c_str(), generate.version, &transactions, nullptr))) {
+    return;
+  }
+  const bool is_batched = (batching & kFirstDim) != 0;
+  const bool is_decoupled = (transactions & kDecoupled) != 0;
+  if (!is_batched && !is_decoupled) return;
+  request->responses = std::make_unique<GenerateResponses>(generate.model, is_batched, is_decoupled);
 }
 
 void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user) {
@@ -770,6 +856,10 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
   const std::unique_ptr<WatchedResponses> ended(is_final ? watched : nullptr);
   RequestOutcome* const request = watched->request.get();
   TRITONSERVER_Error* const error = response == nullptr ? nullptr : g_triton.response_error(response);
+  if (response != nullptr && error == nullptr && request->responses != nullptr) {
+    GenerateResponses& responses = *request->responses;
+    responses.Add(responses.is_batched() ? RowsOf(response) : std::vector<OutputRows>());
+  }
   if (error != nullptr) {
     NoteError(request, error);
     g_triton.delete_error(error);
@@ -795,9 +885,10 @@ std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_Inf
 
 // Hands the request that this thread has made to Triton. What watches its responses may be gone when that returns.
 template <typename Submit>
-TRITONSERVER_Error* SubmitWatched(Submit submit) {
+TRITONSERVER_Error* SubmitWatched(TRITONSERVER_Server* server, Submit submit) {
   WatchedResponses* const watched = std::exchange(t_watched, nullptr);
   const auto request = watched == nullptr ? nullptr : watched->request;
+  if (request != nullptr) ExpectResponses(server, request.get());
   TRITONSERVER_Error* const error = submit();
   if (request == nullptr) return error;
   request->is_submitted = error == nullptr;
@@ -1049,6 +1140,9 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   Find(&g_triton.error_text, "TRITONSERVER_ErrorMessage");
   Find(&g_triton.response_error, "TRITONSERVER_InferenceResponseError");
   Find(&g_triton.properties, "TRITONSERVER_ServerModelTransactionProperties");
+  Find(&g_triton.batch_properties, "TRITONSERVER_ServerModelBatchProperties");
+  Find(&g_triton.output_count, "TRITONSERVER_InferenceResponseOutputCount");
+  Find(&g_triton.output, "TRITONSERVER_InferenceResponseOutput");
   Find(&g_triton.to_json, "TRITONSERVER_MessageSerializeToJson");
   Find(&g_triton.delete_message, "TRITONSERVER_MessageDelete");
   Find(&g_triton.index, "TRITONSERVER_ServerModelIndex");
@@ -1381,7 +1475,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* se
     guard->callers.OnSubmit(request, connection);
     guard->connections.SetRequest(connection, request);
   }
-  TRITONSERVER_Error* const error = SubmitWatched([&] { return next(server, request, trace); });
+  TRITONSERVER_Error* const error = SubmitWatched(server, [&] { return next(server, request, trace); });
   if (guard != nullptr && connection >= 0) {
     if (g_triton.cancel != nullptr) Reach(Protection::kHttpCallers);
     if (error == nullptr) guard->callers.OnSubmitted(request, connection);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 
 namespace pytriton::guard {
@@ -93,8 +94,9 @@ std::string HttpResponse::CorrectHead() {
   const std::string_view head = line_;
   const bool has_chunks = head.find("\r\nTransfer-Encoding: chunked\r\n") != std::string_view::npos;
   const bool joins = joins_chunks_ && has_chunks;
+  const bool corrects = correction_ != nullptr && has_chunks && head.find("\r\nContent-Encoding:") == std::string_view::npos;
   const bool replaces = !has_chunks && ReplacesBody(head);
-  state_ = joins ? State::kChunkSize : replaces && left_ > 0 ? State::kSkipped : State::kAsItIs;
+  state_ = joins || corrects ? State::kChunkSize : replaces && left_ > 0 ? State::kSkipped : State::kAsItIs;
   std::string corrected;
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
@@ -112,7 +114,34 @@ std::string HttpResponse::CorrectHead() {
     }
     at = next;
   }
+  if (corrects) held_.swap(corrected);
   return corrected;
+}
+
+// Sends the head, with the status that is known by now.
+void HttpResponse::BeginCorrection(std::string* out) {
+  if (held_.empty()) return;
+  const std::string status = correction_->Begin();
+  const size_t begin = held_.find(' ') + 1;
+  if (!status.empty()) held_.replace(begin, held_.find(kEndOfLine) - begin, status);
+  out->append(held_);
+  held_.clear();
+  is_corrected_ = true;
+}
+
+void HttpResponse::PutChunk(std::string_view text, std::string* out) {
+  std::string corrected;
+  if (is_corrected_) {
+    correction_->Feed(text, &corrected);
+    text = corrected;
+  }
+  if (joins_chunks_) {
+    out->append(text);
+  } else if (!text.empty()) {
+    char size[24];
+    std::snprintf(size, sizeof(size), "%zx", text.size());
+    out->append(size).append(kEndOfLine).append(text).append(kEndOfLine);
+  }
 }
 
 // One step: a line, or what there is of a chunk.
@@ -120,7 +149,7 @@ size_t HttpResponse::JoinChunks(std::string_view text, std::string* out) {
   if (state_ == State::kEnd) return text.size();
   if (state_ == State::kChunk) {
     const size_t used = static_cast<size_t>(std::min<uint64_t>(text.size(), left_));
-    out->append(text.substr(0, used));
+    PutChunk(text.substr(0, used), out);
     left_ -= used;
     if (left_ == 0) state_ = State::kChunkEnd;
     return used;
@@ -133,7 +162,9 @@ size_t HttpResponse::JoinChunks(std::string_view text, std::string* out) {
     state_ = State::kChunkSize;
   } else {
     left_ = std::strtoull(line_.c_str(), nullptr, 16);
-    state_ = left_ == 0 ? State::kEnd : State::kChunk;
+    BeginCorrection(out);
+    if (left_ == 0 && !joins_chunks_) *out += line_;
+    state_ = left_ > 0 ? State::kChunk : joins_chunks_ ? State::kEnd : State::kAsItIs;
   }
   line_.clear();
   return used;

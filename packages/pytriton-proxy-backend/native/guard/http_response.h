@@ -9,11 +9,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace pytriton::guard {
+
+// What becomes of the body of a response in chunks.
+class BodyCorrection {
+ public:
+  virtual ~BodyCorrection() = default;
+  // Called when the first of the body has come: so long the head is held back. Returns the status in place of the front
+  // end's, or nothing.
+  virtual std::string Begin() = 0;
+  // Appends what becomes of the next part of the body.
+  virtual void Feed(std::string_view part, std::string* out) = 0;
+};
 
 class HttpResponse {
  public:
@@ -28,6 +40,10 @@ class HttpResponse {
         body_(std::move(body)),
         headers_(std::move(headers)),
         type_(std::move(type)) {}
+
+  // With another body where the response has chunks; any other one stays.
+  HttpResponse(std::unique_ptr<BodyCorrection> correction, bool joins_chunks)
+      : joins_chunks_(joins_chunks), correction_(std::move(correction)) {}
 
   // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
   // front end has one to write, it comes again, so that nothing converted is left over.
@@ -64,12 +80,17 @@ class HttpResponse {
   std::string CorrectHead();
   bool ReplacesBody(std::string_view head);
   size_t JoinChunks(std::string_view text, std::string* out);
+  void BeginCorrection(std::string* out);
+  void PutChunk(std::string_view text, std::string* out);
 
   const std::string status_;
   const bool joins_chunks_;
   const std::string body_;  // in place of the front end's; empty: that stays
   const std::string headers_;
   const std::string type_;
+  const std::unique_ptr<BodyCorrection> correction_;  // of the body's chunks, or null
+  std::string held_;  // the head, until the first of these has come
+  bool is_corrected_ = false;
   State state_ = State::kHead;
   std::string line_;   // the head, or the line with the size of a chunk, as far as it has come
   uint64_t left_ = 0;  // of the chunk, or of the body that is skipped

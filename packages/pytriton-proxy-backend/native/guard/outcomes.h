@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "generate_answer.h"
 #include "generate_errors.h"
 
 namespace pytriton::guard {
@@ -101,6 +102,8 @@ class RequestOutcome {
   bool wants_html = false;
   // What it said, where that is for `generate`.
   std::unique_ptr<GenerateRequest> generate;
+  // What it was answered, where the front end's answer to `generate` may be wrong. Made before Triton has the request.
+  std::unique_ptr<GenerateResponses> responses;
 
  private:
   Outcomes* const outcomes_;

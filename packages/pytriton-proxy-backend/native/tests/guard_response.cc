@@ -6,17 +6,23 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "../guard/generate_answer.h"
 #include "../guard/http_response.h"
 #include "chance.h"
 #include "check.h"
 
 namespace {
 
+using pytriton::guard::FindRows;
+using pytriton::guard::GenerateBody;
+using pytriton::guard::GenerateResponses;
 using pytriton::guard::HttpResponse;
+using pytriton::guard::OutputRows;
 
 struct Written {
   std::string text;
@@ -112,6 +118,85 @@ void CheckOthers(Chance* chance) {
   CHECK(Write(&response, given, chance).text == given && response.is_done());
 }
 
+std::string Chunk(const std::string& text) {
+  char size[32];
+  std::snprintf(size, sizeof(size), "%zx\r\n", text.size());
+  return size + text + "\r\n";
+}
+
+// The text of chunks, whatever their sizes.
+std::string Join(std::string_view chunks) {
+  std::string text;
+  for (;;) {
+    const size_t end = chunks.find("\r\n");
+    CHECK(end != std::string_view::npos);
+    const size_t size = std::stoul(std::string(chunks.substr(0, end)), nullptr, 16);
+    text += chunks.substr(end + 2, size);
+    CHECK(chunks.substr(end + 2 + size, 2) == "\r\n");
+    chunks.remove_prefix(end + 2 + size + 2);
+    if (size == 0) return text + std::string(chunks);
+  }
+}
+
+// An answer to `generate`: the lists of samples are divided, and what else there is stays.
+void CheckRows(Chance* chance) {
+  static const char* const kElements[] = {"1", "-0.5", "\"],[\"", "\"\\\"[\\\\\"", "NaN", "true"};
+  const std::string other = "\"a\":\"out\",\"b\":[1,2,3,4],\"c\\\"[\":{\"out\":[5,6]},\"out\":";
+  OutputRows rows{"out", 2 + chance->Below(4), chance->Below(4)};
+  std::string list;
+  std::string divided;
+  for (uint64_t row = 0; row < rows.rows; ++row) {
+    divided += row == 0 ? "[" : ",[";
+    for (uint64_t i = 0; i < rows.row_size; ++i) {
+      const std::string element = kElements[chance->Below(6)];
+      list += (list.empty() ? "" : ",") + element;
+      divided += (i == 0 ? "" : ",") + element;
+    }
+    divided += "]";
+  }
+  const bool joins = chance->Below(2) == 0;
+  const bool is_wrong = chance->Below(3) == 0;
+  HttpResponse response(std::make_unique<GenerateBody>(std::vector<OutputRows>{rows}, [&] {
+    return is_wrong ? GenerateBody::Ending{"503 Service Unavailable", "{}"} : GenerateBody::Ending{};
+  }), joins);
+  const std::string text = "{" + other + "[" + list + "],\"z\":[7,8]}";
+  const size_t cut = chance->Below(text.size() - 1) + 1;
+  const std::string head = "\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const Written written = Write(&response, "HTTP/1.1 200 OK" + head + Chunk(text.substr(0, cut)) + 
+                                (cut < text.size() ? Chunk(text.substr(cut)) : "") + "0\r\n\r\n", chance);
+  const std::string right = is_wrong ? "{}" : "{" + other + "[" + divided + "],\"z\":[7,8]}";
+  const std::string begin = (is_wrong ? "HTTP/1.1 503 Service Unavailable" : "HTTP/1.1 200 OK") + (joins ? "\r\n\r\n" : head);
+  CHECK(written.text.substr(0, begin.size()) == begin);
+  CHECK((joins ? written.text.substr(begin.size()) : Join(written.text.substr(begin.size()))) == right);
+  CHECK(written.is_at_end == joins && response.is_done() == !joins);
+}
+
+void CheckFindRows() {
+  OutputRows rows;
+  const int64_t shape[] = {2, 3, 4};
+  CHECK(FindRows("a", shape, 3, &rows) && rows.name == "a" && rows.rows == 2 && rows.row_size == 12);
+  const int64_t empty[] = {2, 0};
+  CHECK(FindRows("a", empty, 2, &rows) && rows.row_size == 0);
+  const int64_t lone[] = {1, 3};
+  const int64_t scalars[] = {2, 1, 1};
+  const int64_t large[] = {2, int64_t{1} << 62, 16};
+  const int64_t wrong[] = {2, -1};
+  CHECK(!FindRows("a", lone, 2, &rows) && !FindRows("a", scalars, 3, &rows) && !FindRows("a", large, 3, &rows));
+  CHECK(!FindRows("a", shape, 1, &rows) && !FindRows("a", shape, 0, &rows) && !FindRows("a", wrong, 2, &rows));
+}
+
+void CheckResponses() {
+  GenerateResponses responses("m", false, true);
+  CHECK(responses.FindError().find("gave no response") != std::string::npos);
+  responses.Add({});
+  CHECK(responses.FindError().empty());
+  responses.Add({});
+  CHECK(responses.FindError().find("gave 2 responses") != std::string::npos);
+  responses.AddError("first");
+  responses.AddError("second");
+  CHECK(responses.FindError() == "first");
+}
+
 // A caller who has gone is an error of the system, which the front end is to see.
 void CheckGone() {
   HttpResponse response("400 Bad Request", false);
@@ -128,12 +213,15 @@ void CheckGone() {
 
 int main() {
   CheckGone();
+  CheckFindRows();
+  CheckResponses();
   for (uint32_t seed = 0; seed < 2000; ++seed) {
     Chance chance(seed);
     CheckChunks(&chance);
     CheckStatus(&chance);
     CheckBody(&chance);
     CheckOthers(&chance);
+    CheckRows(&chance);
   }
   return 0;
 }

@@ -23,6 +23,7 @@ BATCH_SOURCES = ["batch.cc", "arena.cc", "input_ranks.cc", "late_ends.cc", "reco
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "request_text", "shape_check")]
 GENERATE_SOURCES = [f"../guard/{name}.cc" for name in ("generate_errors", "json_reader", "request_text")]
+RESPONSE_SOURCES = [f"../guard/{name}.cc" for name in ("generate_answer", "http_response")]
 NATIVE = Path(__file__).parents[2] / "native"
 ALL_GUARD_SOURCES = sorted(
     f"../{folder}/{path.name}" for folder in ("guard", "grpc") for path in (NATIVE / folder).glob("*.cc")
@@ -168,7 +169,7 @@ def test_guard_outcomes(sanitizer: str, compile_native: Callable[..., Path], run
 
 
 def test_guard_responses(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_response.cc", ["../guard/http_response.cc"], "memory"))
+    run_program(compile_native("guard_response.cc", RESPONSE_SOURCES, "memory"))
 
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
