@@ -169,7 +169,12 @@ def test_json_for_what_collects_logs(folder: Path) -> None:
         # Triton's own prefix has what the record has by itself.
         assert not re.match(r"[IWEV]\d{4} ", record["message"])
     of_triton = [record for record in records if record["logger"] == "pytriton.tritonserver"]
-    assert any(record["level"] == "INFO" and "loading: shout:1" in record["message"] for record in of_triton)
+    assert any(record["level"] == "INFO" and "Started HTTPService" in record["message"] for record in of_triton)
+    # Of a model there is one line at INFO.
+    assert {record["level"] for record in of_triton if "loading: shout:1" in record["message"]} == {"DEBUG"}
+    told = [record["message"] for record in records if record["level"] == "INFO"]
+    told = told[: told.index("Serving. Press Ctrl+C or send SIGTERM to stop.")]
+    assert [text.partition("(")[0] for text in told if "shout" in text and not text.startswith("Try: ")] == ["shout"]
     # Its table of options is wider than a screen.
     assert {record["level"] for record in of_triton if record["message"].startswith(("|", "+-"))} == {"DEBUG"}
     [failed] = [record for record in records if "exception" in record]

@@ -137,6 +137,8 @@ class _Child:
             )
             # The function that a factory made is called as all that it makes.
             worker.name = job.name
+            # Whoever has started this process says that the model is served.
+            worker.log_attachment_at(logging.DEBUG)
             stage = "warm-up"
             self.take_signals()
             worker.start()

@@ -329,7 +329,7 @@ class TritonBase(abc.ABC):
                 # A server that ended since it was run is reported, not silently replaced.
                 life.wait_exit_reported()
                 if life.failure is None:
-                    self._alias._start()
+                    self._alias._start(announces=not self._presents_models)
                     if since is not None:
                         life.start_s = time.monotonic() - since
                     with beside():
@@ -379,6 +379,9 @@ class TritonBase(abc.ABC):
     def _startup_timeout_s(self) -> float:
         """Return how long the server may take to answer, in seconds."""
 
+    # Whether `_present` names the models, which are not announced before it then.
+    _presents_models = False
+
     def _present(self) -> None:
         """Say what is served, and how to stop it."""
         logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
@@ -409,7 +412,7 @@ class TritonBase(abc.ABC):
         except StartCancelled:
             raise TritonServerStartError(self._CANCELLED) from None
 
-    def _start(self) -> None:
+    def _start(self, *, announces: bool = True) -> None:
         self._check_own()
         check_may_start()
         with self._life.changing():
@@ -419,7 +422,7 @@ class TritonBase(abc.ABC):
                 if self._life.is_running:
                     return
             self._life.start(self._open, self._startup_timeout_s())
-            for model in self._models.values():
+            for model in self._models.values() if announces else ():
                 self._announce(model)
 
     def _check_own(self) -> None:

@@ -320,11 +320,11 @@ class Triton(TritonBase):
         """Kept for old scripts: the same as `run`."""
         self.run()
 
-    def _start(self) -> None:
+    def _start(self, *, announces: bool = True) -> None:
         if self._life.session is None:
             _registry.stop_lost_servers(self._config)
         try:
-            super()._start()
+            super()._start(announces=announces)
         except PortInUseError as error:
             explained = _registry.explain(error)
             if explained is error:
@@ -366,6 +366,8 @@ class Triton(TritonBase):
 
     def _startup_timeout_s(self) -> float:
         return STARTUP_TIMEOUT_S
+
+    _presents_models = True
 
     def _present(self) -> None:
         mark_complete(None if self._server is None else self._server.server.process)

@@ -18,6 +18,7 @@ from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.command_line import EXIT_TIMEOUT_S
+from pytriton.server.tritonserver.handover import Handover
 from pytriton.server.tritonserver.ports import ReservedPorts, port_setting_of_bind_failure, reserve_ports
 from pytriton.server.tritonserver.process import LOG_TAIL_LINES, ExitReport, ServerProcess
 from support.waiting import PATIENCE_S, eventually
@@ -167,6 +168,28 @@ for number in range(30000):
     assert caplog.text.count("accept() call") == 11
     assert "(the line before came 29989 times more)" in caplog.text
     assert len(caplog.records) < 25_000
+
+
+@pytest.mark.parametrize(("complete", "tells_start", "level"), [
+    (False, False, "DEBUG"), (True, False, "INFO"), (False, True, "INFO"),
+])  # fmt: skip
+def test_what_is_said_of_each_model_at_the_start(
+    caplog: pytest.LogCaptureFixture, complete: bool, tells_start: bool, level: str
+) -> None:
+    place = "I1121 00:00:00.123456 7"
+    lines = [
+        f'{place} model_lifecycle.cc:472] "loading: net:1"',
+        f"{place} model_lifecycle.cc:839] \"successfully loaded 'net'\"",
+        f"{place} connection.cc:226] model 'net' version 1: worker 'net' (pid 7) attached, protocol 1.0",
+        "loading: weights of a model.py",
+    ]
+    handover = Handover(complete=complete)
+    with caplog.at_level(logging.DEBUG, logger="pytriton.tritonserver"):
+        process = make(f"print({chr(10).join(lines)!r})", handover=handover, tells_start=tells_start)
+        process.start()
+        assert process.wait(PATIENCE_S)
+        process.stop(1.0)
+    assert [record.levelname for record in caplog.records] == [level] * 3 + ["INFO"]
 
 
 def test_records_have_the_text_of_the_server_without_its_prefix(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,7 @@ class Attaching:
         attached: Whether it is attached right now.
         stopping: Whether it is to end: from then on, nothing is tried again.
         connection: The connection; `None` where there is none.
+        level: Of the record that it serves the model; lower where somebody else says so.
         stuck: Why the worker gets no batches although it is alive; `None` where it does.
     """
 
@@ -51,6 +52,7 @@ class Attaching:
         self.attached = threading.Event()
         self.stopping = threading.Event()
         self.connection: Link | None = None
+        self.level = logging.INFO
         self.stuck: str | None = None
         self._model = model
         self._endpoint = endpoint
@@ -109,7 +111,8 @@ class Attaching:
             self._trouble = ""
             self._check(connection)
             self._say_lost()
-            logger.info("Serving model %s (version %d) at %s", self._model.name, self._model.version, self._endpoint)
+            served = self._model
+            logger.log(self.level, "Serving model %s (version %d) at %s", served.name, served.version, self._endpoint)
             self.connection = connection
             self.attached.set()
             self._on_change()

@@ -136,6 +136,10 @@ class Worker:
         on_begin()
         self._context.run(self._run)
 
+    def log_attachment_at(self, level: int) -> None:
+        """Set the level of the record that the worker serves its model, where somebody else says so."""
+        self._attaching.level = level
+
     def wait_warm(self, timeout_s: float) -> None:
         """Wait until the callable has served the warm-up requests; at once where there are none.
 

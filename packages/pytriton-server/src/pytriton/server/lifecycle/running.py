@@ -235,6 +235,7 @@ class RunningServer:
             on_exit=lambda report: self._exited(process, report),
             log_file=config.log_file,
             quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),
+            tells_start=bool(config.log_verbose),
             secrets=secrets_of(command),
             guard=guard,
             handover=handover,

@@ -109,6 +109,7 @@ class ModelWorkers:
             context=context,
             warmup=warmup,
         )
+        worker.log_attachment_at(logging.DEBUG)
         self._add(worker, warmup)
 
     def start_processes(

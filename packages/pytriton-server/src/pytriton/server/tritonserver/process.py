@@ -74,6 +74,11 @@ _PREFIX = re.compile(r"[VIWEF]\d{4} [\d:.]+ \d+ ([^\]]+)\](?: |$)")
 _TABLE = re.compile(r"\||\+--|I\d{4} [^\]]*\]\s*$")
 # What libevent writes, whose lines look like no others.
 _FOREIGN = {"[warn]": logging.WARNING, "[err]": logging.ERROR}
+# What it says of each model while it starts, besides errors. Whoever has started it says which models are served.
+_OF_A_START = re.compile(
+    r"I\d{4} [^\]]*(model_lifecycle\.cc:\d+\] \"?(loading: |successfully loaded )|"
+    r"connection\.cc:\d+\] \"?model '.*' version \d+: worker .* attached, protocol )"
+)
 _GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
     "V": logging.DEBUG,
@@ -129,6 +134,7 @@ class ServerProcess:
             object.
         log_file: Where the process was told to log instead of its output. Its end counts as the last output.
         quiet: Lines that contain one of these go to the log at DEBUG, whatever their own severity.
+        tells_start: Whether what it says of each model while it starts goes to the log at INFO; else at DEBUG.
         secrets: Parts of the command that must not be seen. The guard puts them in where nobody sees them; without it
             they are wiped out of what the system shows of the command, once the process has read them.
         guard: What is loaded into the process.
@@ -144,6 +150,7 @@ class ServerProcess:
         on_exit: Callable[[ExitReport], None] | None = None,
         log_file: Path | None = None,
         quiet: Sequence[str] = (),
+        tells_start: bool = True,
         secrets: Sequence[str] = (),
         guard: Guard | None = None,
         handover: Handover | None = None,
@@ -154,6 +161,7 @@ class ServerProcess:
         self._on_exit = on_exit
         self._log_file = log_file
         self._quiet = tuple(quiet)
+        self._tells_start = tells_start
         self._secrets = tuple(secrets)
         self._guard = Guard() if guard is None else guard
         self._outcomes = outcomes
@@ -471,7 +479,7 @@ class ServerProcess:
             self.wipe_secrets()
         elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
-        is_quiet = _TABLE.match(text) or any(part in text for part in self._quiet)
+        is_quiet = _TABLE.match(text) or any(part in text for part in self._quiet) or self._is_of_start(text)
         # A filter of the program that fails does not end the server whose words it was given.
         level = logging.DEBUG if is_quiet else _FOREIGN.get(text.partition(" ")[0], self._level)
         if not self._allowance.has_room():
@@ -480,6 +488,10 @@ class ServerProcess:
             rate = self._allowance.rate
             call_safely(output_logger.warning, "%d lines were left out: %d a second are taken for long.", count, rate)
         call_safely(output_logger.log, level, "%s", _without_prefix(text), stacklevel=2)
+
+    def _is_of_start(self, text: str) -> bool:
+        is_starting = not self._tells_start and self.handover is not None and not self.handover.is_complete
+        return is_starting and _OF_A_START.match(text) is not None
 
     def _is_repetition(self, text: str) -> bool:
         """Leave out a line that has come many times in a row, and say how often it came when another one comes."""
