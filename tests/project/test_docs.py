@@ -40,11 +40,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import tomli
@@ -124,7 +124,9 @@ EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
 UVICORN = re.compile(r"uvicorn (\w+):\w+ &")
 SERVE = re.compile(r"pytriton serve (\w+)\.py(?P<openai> --openai 9000)? &")
 # What a server says of itself in its log, where a terminal would show it.
-ANNOUNCED = re.compile(r"^.* INFO pytriton\.triton\._announcement: (.*)$", re.MULTILINE)
+ANNOUNCED = re.compile(
+    r"^.* INFO pytriton\.(?:triton\._announcement: |cli\.\w+: (?=The access token ))(.*)$", re.MULTILINE
+)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(pip|python3?|curl|cd|git|export) ")
 
@@ -206,14 +208,19 @@ class Server:
     """A server file of a page, running; by a command with its name, if one is given."""
 
     def __init__(
-        self, file: Path, environment: dict[str, str], output: IO[str], command: Sequence[str] | None = None
+        self,
+        file: Path,
+        environment: dict[str, str],
+        output: IO[str],
+        command: Sequence[str] | None = None,
+        python: Path | str = sys.executable,
     ) -> None:
         self.log = file.with_suffix(".log")
         self.output = output
         if command is None:
-            command = [sys.executable, "-c", RUN_SERVER, str(self.log), file.name]
+            command = [str(python), "-c", RUN_SERVER, str(self.log), file.name]
         else:
-            command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), sys.executable, "-m", *command]
+            command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), str(python), "-m", *command]
         self._needs_openai = "--openai" in command
         self.process = subprocess.Popen(
             command, cwd=file.parent, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -258,10 +265,27 @@ class Server:
 
 
 class Page:
-    """Runs the blocks of one page, from top to bottom."""
+    """Runs the blocks of one page, from top to bottom.
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    Args:
+        folder: Where the files of the page are.
+        home: Where servers put what they need.
+        python: The interpreter.
+        programs: A folder with what the page calls by name; by default that of the interpreter.
+        environment: The variables; by default those of this process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        home: Path,
+        python: Path | str = sys.executable,
+        programs: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self.folder = folder
+        self.python = str(python)
+        self.programs = Path(python).parent if programs is None else programs
         self.server: Server | None = None
         self.unrun: list[str] = []
         self.printed: str | None = None
@@ -269,7 +293,17 @@ class Page:
         for protocol in ("HTTP", "GRPC", "METRICS"):
             settings[f"PYTRITON_TRITON_CONFIG_{protocol}_PORT"] = "0"
             settings[f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS"] = "127.0.0.1"
-        self.environment = {**os.environ, **settings, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "default"}
+        self.environment = {**environment, **settings, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "default"}
+
+    def run_all(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            if block.reason:
+                self.printed = None
+                continue
+            try:
+                self.run(block)
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                raise AssertionError(f"{block.where}: {error}") from error
 
     def run(self, block: Block) -> None:
         printed, self.printed = self.printed, None
@@ -295,7 +329,7 @@ class Page:
         with suppress(FileNotFoundError):
             file.with_suffix(".log").unlink()
         output = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115
-        self.server = Server(file, self.environment, output, command)
+        self.server = Server(file, self.environment, output, command, self.python)
 
     def stop_server(self) -> None:
         server, self.server = self.server, None
@@ -313,7 +347,7 @@ class Page:
                 self.start_server(file)
         else:
             file.write_text(self._located(block.text), encoding="utf-8")
-            self.printed = self._output([sys.executable, "-W", "error::DeprecationWarning:__main__", file.name])
+            self.printed = self._output([self.python, "-W", "error::DeprecationWarning:__main__", file.name])
 
     def _console(self, block: Block) -> None:
         for command, wanted in sessions(block.text):
@@ -334,7 +368,7 @@ class Page:
                 if example["background"]:
                     self.start_server(file)
                 else:
-                    compare(wanted, self._output([sys.executable, file.name]))
+                    compare(wanted, self._output([self.python, file.name]))
             elif program in PROGRAMS and shutil.which(program) is None:
                 self.unrun.append(f"{block.where}: {program} is not installed here")
             elif program in ("echo", "python", "pytriton", *PROGRAMS):
@@ -347,7 +381,7 @@ class Page:
         assert self.server is not None
         text = "\n".join(ANNOUNCED.findall(self.server.log.read_text()))
         for port, real in self.server.ports.items():
-            text = text.replace(f"127.0.0.1:{real}", f"localhost:{port}")
+            text = text.replace(f"127.0.0.1:{real}", f"127.0.0.1:{port}")
         return text
 
     def _located(self, text: str) -> str:
@@ -358,7 +392,7 @@ class Page:
         return text.replace('"localhost"', f'"localhost:{self.server.ports["8000"]}"')
 
     def _output(self, command: list[str]) -> str:
-        path = os.pathsep.join([str(Path(sys.executable).parent), self.environment.get("PATH", os.defpath)])
+        path = os.pathsep.join([str(self.programs), self.environment.get("PATH", os.defpath)])
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -438,11 +472,16 @@ def check_requirement(word: str, action: str) -> None:
 
 
 @contextmanager
-def page(folder: Path) -> Iterator[Page]:
-    """A page whose server is stopped in the end, and which leaves no workspace behind."""
+def page(folder: Path, **settings: Any) -> Iterator[Page]:
+    """A page whose server is stopped in the end, and which leaves no workspace behind.
+
+    Args:
+        folder: Where its files are.
+        **settings: As of `Page`.
+    """
     # Not under tmp_path: the path of a socket has 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="pt") as home:
-        running = Page(folder, Path(home))
+        running = Page(folder, Path(home), **settings)
         try:
             yield running
             running.stop_server()
@@ -465,14 +504,7 @@ def test_blocks_do_what_the_page_says(name: str, tmp_path: Path) -> None:
             file = tmp_path / "given_server.py"
             file.write_text(SERVERS[name])
             running.start_server(file)
-        for block in BLOCKS[name]:
-            if block.reason:
-                running.printed = None
-                continue
-            try:
-                running.run(block)
-            except (AssertionError, OSError, subprocess.SubprocessError) as error:
-                raise AssertionError(f"{block.where}: {error}") from error
+        running.run_all(BLOCKS[name])
     if running.unrun:
         pytest.skip("all else ran, but " + "; ".join(running.unrun))
 

@@ -16,6 +16,7 @@ import pytest
 
 from pytriton.proxy_backend.python_proxy.bundle import BUNDLE_NAME, read_bundle
 from support.paths import ROOT, load_program
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow(seconds=100), pytest.mark.timeout(3600)]
 
@@ -90,16 +91,20 @@ shout(1)
 """
 
 
+def user_environment() -> dict[str, str]:
+    """Return the variables without those that steer ours, Python's or hatch's own behaviour."""
+    steering = ("PYTRITON_", "PYTHON", "HATCH_", "VIRTUAL_ENV", "PYTEST_", "COVERAGE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+
+
 def run(
     command: Sequence[object], *, cwd: Path, timeout_s: float = 1200, extra: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user would: without the variables that steer ours, Python's or hatch's own behaviour."""
-    steering = ("PYTRITON_", "PYTHON", "HATCH_", "VIRTUAL_ENV", "PYTEST_", "COVERAGE")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+    """Run a command as a user would."""
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**environment, **(extra or {})},
+        env={**user_environment(), **(extra or {})},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -131,6 +136,12 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 def dev() -> types.ModuleType:
     """The module of tools/dev.py, which is a program and not installed."""
     return load_program(ROOT / "tools" / "dev.py")
+
+
+@pytest.fixture(scope="module")
+def docs() -> types.ModuleType:
+    """The module that runs the pages of the documentation."""
+    return load_program(ROOT / "tests" / "project" / "test_docs.py")
 
 
 @pytest.fixture(scope="session")
@@ -247,6 +258,51 @@ def test_wheels_in_an_empty_environment_serve_a_model(user_python: Path, tmp_pat
     assert "grpc [[2.0, 4.0, 6.0]]" in done.stdout
     server = next(line for line in done.stdout.splitlines() if line.startswith("server "))
     assert Path(server.removeprefix("server ")).is_relative_to(user_python.parent.parent)
+
+
+@pytest.fixture
+def user_page(user_python: Path, tmp_path: Path) -> dict[str, object]:
+    """How a page of the documentation is run by somebody who has installed the wheels and nothing else."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    # With its interpreter, because the folder was renamed after pip wrote the path of it into the script.
+    for name, words in (("pytriton", "-m pytriton"), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{user_python}" {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    return {"python": user_python, "programs": programs, "environment": user_environment()}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_first_pages_need_no_more_than_the_install_that_they_name(
+    docs: types.ModuleType, user_page: dict[str, object], tmp_path: Path, page: str
+) -> None:
+    with docs.page(tmp_path, **user_page) as running:
+        running.run_all(docs.BLOCKS[page])
+    assert running.unrun == []
+
+
+def test_a_project_is_served_and_reloaded_after_the_plain_install(
+    docs: types.ModuleType, user_page: dict[str, object], tmp_path: Path
+) -> None:
+    with docs.page(tmp_path, **user_page) as running:
+        done = run([user_page["python"], "-m", "pytriton", "init", "my-project"], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "pytriton serve app.py" in done.stdout
+        file = tmp_path / "my-project" / "app.py"
+        running.start_server(file, ["pytriton", "serve", "app.py", "--reload", *docs.FREE_PORTS])
+        port = running.server.ports["8000"]
+
+        def answer() -> str:
+            command = [user_page["python"], "-m", "pytriton", "infer", f"localhost:{port}", "shout", "text=Hello"]
+            return run(command, cwd=tmp_path).stdout
+
+        assert answer() == "output: HELLO\n"
+        file.write_text(file.read_text().replace(".upper()", ".lower()"))
+        eventually(lambda: answer() == "output: hello\n")
+    # What takes more says what.
+    done = run([user_page["python"], "-m", "pytriton", "console", "localhost:1"], cwd=tmp_path)
+    assert done.returncode != 0
+    assert "pytriton-server[console]" in done.stdout + done.stderr
 
 
 def test_type_checkers_see_the_types_of_the_wheels(user_python: Path, tmp_path: Path) -> None:
