@@ -10,7 +10,7 @@ import pytest
 from pytriton.catalog.listing import ListedModel
 from pytriton.catalog.openapi import describe_openapi
 from pytriton.client import ModelSpec, TensorSpec
-from pytriton.server.control.http import ModelState
+from pytriton.server.control.http import VersionState
 
 openapi_spec_validator = pytest.importorskip("openapi_spec_validator")
 
@@ -22,7 +22,7 @@ ALL_TYPES = (
 
 def listed(spec: ModelSpec | None, name: str = "", problem: str = "") -> ListedModel:
     name = name if spec is None else spec.model_name
-    state = ModelState(name, 1, "UNAVAILABLE" if spec is None else "READY", "")
+    state = VersionState(name, 1, "UNAVAILABLE" if spec is None else "READY", "")
     return ListedModel(name, [state], spec, problem, None)
 
 

@@ -11,7 +11,7 @@ from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient, Made, check_mad
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import Headers, Parameters
 from ._core.requests import (
-    Call,
+    InferCall,
     InferRequest,
     InferResponse,
     ModelResult,
@@ -445,7 +445,7 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
         call = check_call(inputs, named_inputs, parameters, headers, self._options)
         return self._results(call, is_batch=True)
 
-    async def _results(self, checked: Call, *, is_batch: bool) -> AsyncGenerator[ModelResult, None]:
+    async def _results(self, checked: InferCall, *, is_batch: bool) -> AsyncGenerator[ModelResult, None]:
         with trace_call(checked, self._target) as call:
             timeout_s = self._options.timeout_s or self._inference_timeout_s
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import NO_OPTIONS, ParameterValue
-from ._core.requests import Call, InferRequest, RequestIds, build_request, find_wrong_shape, is_same_form
+from ._core.requests import InferCall, InferRequest, RequestIds, build_request, find_wrong_shape, is_same_form
 from ._core.spec import ModelSpec, to_model_spec
 from ._core.startup import ModelInfo, Target
 from ._core.tls import TlsSettings, check_tls
@@ -324,7 +324,7 @@ class BaseModelClient:
         return self._decoupled_class if self._reads_streams else self._coupled_class
 
     def _build_request(
-        self, spec: ModelSpec, call: Call, check: Callable[[ModelSpec], None], *, is_batch: bool
+        self, spec: ModelSpec, call: InferCall, check: Callable[[ModelSpec], None], *, is_batch: bool
     ) -> InferRequest:
         """Return the request for a model."""
         check(spec)

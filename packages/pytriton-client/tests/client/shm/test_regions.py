@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client._core.requests import Call, InferRequest, InferResponse
+from pytriton.client._core.requests import InferCall, InferRequest, InferResponse
 from pytriton.client._core.spec import ModelSpec, TensorSpec
 from pytriton.client._shm import placing, pool, regions
 from pytriton.client._shm.pool import RegionPool, stale_regions_of
@@ -172,7 +172,7 @@ def test_what_a_dropped_pool_had_is_left() -> None:
 def request_of(*shape: int, **options: Any) -> InferRequest:
     tensor = TensorSpec("x", (-1,), np.float32)
     array = np.zeros(shape, np.float32)
-    return InferRequest("m", None, "0", ((tensor, array),), Call((array,), {}, options, {}))
+    return InferRequest("m", None, "0", ((tensor, array),), InferCall((array,), {}, options, {}))
 
 
 @pytest.mark.parametrize(

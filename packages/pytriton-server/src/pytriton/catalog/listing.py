@@ -9,7 +9,7 @@ from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import parse_model_config
-from pytriton.server.control.http import Control, ControlError, ModelState
+from pytriton.server.control.http import Control, ControlError, VersionState
 
 __all__ = [
     "NOT_READY",
@@ -40,7 +40,7 @@ class ListedModel:
     """A model as a server has it."""
 
     name: str
-    versions: Sequence[ModelState]
+    versions: Sequence[VersionState]
     """Its versions; if it was never loaded, one without a number."""
     spec: ModelSpec | None
     problem: str
@@ -82,16 +82,16 @@ class Counts:
 class Tables:
     """The answers of a server about all its models."""
 
-    index: Sequence[ModelState] | None
+    index: Sequence[VersionState] | None
     """The models of the repository; None if the server does not list them for this caller."""
     statistics: Sequence[Mapping[str, Any]] | None
     """Triton's statistics of the versions that are loaded; likewise."""
     denial: ControlError | None
     """Why neither is there."""
 
-    def known(self) -> dict[str, list[ModelState]]:
+    def known(self) -> dict[str, list[VersionState]]:
         """Return the versions of each model."""
-        known: dict[str, list[ModelState]] = {}
+        known: dict[str, list[VersionState]] = {}
         for state in self.index or ():
             known.setdefault(state.name, []).append(state)
         # A model that a client loaded together with its files is in no list of the repository.
@@ -99,7 +99,7 @@ class Tables:
         for item in self.statistics or ():
             name = str(item["name"])
             if name not in listed:
-                known.setdefault(name, []).append(ModelState(name, int(item["version"]), "READY", ""))
+                known.setdefault(name, []).append(VersionState(name, int(item["version"]), "READY", ""))
         return known
 
     def counts(self) -> dict[str, Counts]:
@@ -110,7 +110,7 @@ class Tables:
         return counts
 
 
-def known_models(control: Control) -> dict[str, list[ModelState]]:
+def known_models(control: Control) -> dict[str, list[VersionState]]:
     """Return the versions of each model that the server lists."""
     tables = read_tables(control)
     if tables.denial:
@@ -167,7 +167,7 @@ def read_tables(control: Control) -> Tables:
     return tables
 
 
-def _asked(control: Control, state: ModelState) -> ModelState:
+def _asked(control: Control, state: VersionState) -> VersionState:
     """Return the state of a version, as the server reports it for that version if possible."""
     if state.state != "READY" or state.version is None or control.is_model_ready(state.name, state.version):
         return state
@@ -181,13 +181,13 @@ def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None
         return None, error
 
 
-def find_versions(control: Control, name: str) -> list[ModelState]:
+def find_versions(control: Control, name: str) -> list[VersionState]:
     """Return the versions of a model that is in no list, or in one that is not for everybody."""
     versions = control.model_versions(name)
-    return [_asked(control, ModelState(name, version, "READY", "")) for version in versions]
+    return [_asked(control, VersionState(name, version, "READY", "")) for version in versions]
 
 
-def find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tuple[ModelSpec | None, str]:
+def find_spec(control: Control, name: str, versions: Iterable[VersionState]) -> tuple[ModelSpec | None, str]:
     """Return the specification of a model, or None and the reason why it is unknown."""
     if not any(version.is_loaded for version in versions):
         return None, "; ".join(sorted({version.reason for version in versions if version.reason}))

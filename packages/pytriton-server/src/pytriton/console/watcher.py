@@ -19,7 +19,7 @@ from pytriton.catalog.listing import Counts, ListedModel, Tables, find_spec, fin
 from pytriton.client import ModelSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.console.samples import Point, Sample, WorkerCounts, read_metrics, read_statistics, since, total
-from pytriton.server.control.http import Control, ControlError, ModelState, fetch
+from pytriton.server.control.http import Control, ControlError, VersionState, fetch
 
 __all__ = ["INTERVAL_S", "LogFile", "MetricsSource", "View", "Watcher"]
 
@@ -138,7 +138,7 @@ class LogFile:
 class _Known:
     """A specification, and when it was read."""
 
-    versions: tuple[ModelState, ...]
+    versions: tuple[VersionState, ...]
     spec: ModelSpec | None
     problem: str
     time_s: float
@@ -267,7 +267,7 @@ class Watcher:
             self._specs.pop(name, None)
         return [self._model(name, known[name], counts.get(name), now) for name in sorted(known)[: MOST_MODELS + 1]]
 
-    def _model(self, name: str, versions: Sequence[ModelState], counts: Counts | None, now: float) -> ListedModel:
+    def _model(self, name: str, versions: Sequence[VersionState], counts: Counts | None, now: float) -> ListedModel:
         cached = self._specs.get(name)
         if cached is None or (versions and tuple(versions) != cached.versions):
             if not versions:
@@ -276,7 +276,7 @@ class Watcher:
                 except ControlError as error:
                     if error.reason is None:
                         raise
-                    versions = [ModelState(name, None, "UNAVAILABLE", error.reason)]
+                    versions = [VersionState(name, None, "UNAVAILABLE", error.reason)]
             spec, problem = find_spec(self.control, name, versions)
             cached = self._specs[name] = _Known(tuple(versions), spec, problem, now)
         return ListedModel(name, cached.versions, cached.spec, cached.problem, counts)

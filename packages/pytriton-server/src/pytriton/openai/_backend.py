@@ -17,7 +17,7 @@ from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import DirectStreamsClient, TlsSettings, TritonUrl, check_tls
 from pytriton.openai._errors import OpenAIError, from_client_error
-from pytriton.openai._models import ServedModel, UnfitModelError, read_model
+from pytriton.openai._models import EndpointModel, UnfitModelError, read_model
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import ControlError
 
@@ -34,7 +34,7 @@ class Link:
     A model that was bound anew has another link; the client of the old one is closed after its last answer.
     """
 
-    def __init__(self, model: ServedModel, client: AsyncioModelClient) -> None:
+    def __init__(self, model: EndpointModel, client: AsyncioModelClient) -> None:
         self.model = model
         self.client = client
         self.checked = time.monotonic()
@@ -217,7 +217,7 @@ class Backend:
         if link is not None:
             await link.retire()
 
-    def _connect(self, model: ServedModel) -> Link:
+    def _connect(self, model: EndpointModel) -> Link:
         kind = DirectStreamsClient if model.spec.decoupled else AsyncioModelClient
         client = kind(
             self._url,
@@ -230,7 +230,7 @@ class Backend:
         )
         return Link(model, client)
 
-    async def _read(self, name: str) -> ServedModel:
+    async def _read(self, name: str) -> EndpointModel:
         """Ask the server for a model, and classify it."""
         if not name.isprintable() or not name or (self._names is not None and name not in self._names):
             raise _unknown(name)

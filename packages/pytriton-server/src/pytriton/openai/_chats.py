@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._generation import Wishes
 from pytriton.openai._messages import read_messages
-from pytriton.openai._models import LOGPROBS, TOOL_CALLS, TOOL_PARSER, ServedModel
+from pytriton.openai._models import LOGPROBS, TOOL_CALLS, TOOL_PARSER, EndpointModel
 from pytriton.openai._requests import ChatRequest, TokenizeRequest, make_tensor, unsupported
 from pytriton.openai._structured import SCHEMA, AnswerCheck, read_response_format
 
@@ -34,7 +34,7 @@ class Chat:
     inputs: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
-def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
+def read_chat(body: ChatRequest, model: EndpointModel) -> Chat:
     """Return the inputs of a model for a request."""
     told = read_messages(body.messages, model)
     given: dict[str, Any] = {"messages": body.messages}
@@ -70,7 +70,7 @@ def read_chat(body: ChatRequest, model: ServedModel) -> Chat:
     )
 
 
-def render_prompt(body: TokenizeRequest, model: ServedModel) -> str:
+def render_prompt(body: TokenizeRequest, model: EndpointModel) -> str:
     """Return the text that a model gets for messages."""
     told = read_messages(body.messages or [], model)
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
@@ -80,7 +80,7 @@ def render_prompt(body: TokenizeRequest, model: ServedModel) -> str:
     return model.chat_template.render(told.messages, variables, model.spec.model_name)
 
 
-def _read_tools(body: ChatRequest, model: ServedModel) -> list[dict[str, Any]]:
+def _read_tools(body: ChatRequest, model: EndpointModel) -> list[dict[str, Any]]:
     """Return the tools that the model may call."""
     choice = body.tool_choice or None
     if not body.tools or choice == "none":
@@ -120,7 +120,7 @@ def _tool_name(tool: Mapping[str, Any], where: str) -> str:
     return name
 
 
-def _read_form(body: ChatRequest, model: ServedModel, check: AnswerCheck) -> dict[str, Any]:
+def _read_form(body: ChatRequest, model: EndpointModel, check: AnswerCheck) -> dict[str, Any]:
     if "response_format" not in model.options and SCHEMA not in model.options:
         raise unsupported(
             "response_format",
@@ -131,7 +131,7 @@ def _read_form(body: ChatRequest, model: ServedModel, check: AnswerCheck) -> dic
     return {"response_format": body.response_format, SCHEMA: check.schema or {"type": "object"}}
 
 
-def _files_tensor(name: str, files: list[bytes], model: ServedModel) -> npt.NDArray[Any]:
+def _files_tensor(name: str, files: list[bytes], model: EndpointModel) -> npt.NDArray[Any]:
     shape = model.options[name].shape
     if len(shape) != 1 or (shape[0] != -1 and shape[0] != len(files)):
         expected = f"{shape[0]} of the parts for the input {name!r}, which has the shape {list(shape)}"

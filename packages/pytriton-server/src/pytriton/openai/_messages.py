@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton.openai._errors import OpenAIError
-from pytriton.openai._models import ServedModel
+from pytriton.openai._models import EndpointModel
 from pytriton.openai._requests import MOST_LEVELS, depth_of
 
 __all__ = ["AUDIO", "IMAGES", "Conversation", "read_messages"]
@@ -37,7 +37,7 @@ class Conversation:
     files: dict[str, list[bytes]] = field(default_factory=lambda: {IMAGES: [], AUDIO: []})
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]], model: ServedModel) -> Conversation:
+def read_messages(messages: Sequence[Mapping[str, Any]], model: EndpointModel) -> Conversation:
     """Check the messages of a request."""
     told = Conversation()
     for index, message in enumerate(messages):
@@ -46,7 +46,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], model: ServedModel) -> 
 
 
 def _read_message(
-    message: Mapping[str, Any], where: str, model: ServedModel, files: Mapping[str, list[bytes]]
+    message: Mapping[str, Any], where: str, model: EndpointModel, files: Mapping[str, list[bytes]]
 ) -> dict[str, Any]:
     template = model.chat_template
     beside = [name for name in _BESIDE_CONTENT if message.get(name)]
@@ -88,7 +88,7 @@ def _decoded(call: Any, where: str) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read_part(part: Any, where: str, model: ServedModel, files: Mapping[str, list[bytes]]) -> dict[str, Any]:
+def _read_part(part: Any, where: str, model: EndpointModel, files: Mapping[str, list[bytes]]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _TEXT_PARTS and isinstance(part.get(_TEXT_PARTS[kind]), str):
         return {"type": "text", "text": part[_TEXT_PARTS[kind]]}

@@ -15,7 +15,7 @@ from pytriton.openai._templates import ChatTemplate
 from pytriton.openai._tokens.tokenizer import Tokenizer, read_tokenizer
 from pytriton.openai._tool_calls import TOOL_PARSERS
 
-__all__ = ["CHAT_TEMPLATE", "ENDPOINTS", "ServedModel", "UnfitModelError", "read_model"]
+__all__ = ["CHAT_TEMPLATE", "ENDPOINTS", "EndpointModel", "UnfitModelError", "read_model"]
 
 CHAT_TEMPLATE = "chat_template"
 """The entry of `parameters` in the model's configuration that holds its chat template."""
@@ -51,7 +51,7 @@ class UnfitModelError(ValueError):
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class EndpointModel:
     """A model that can be asked.
 
     Attributes:
@@ -108,7 +108,7 @@ class ServedModel:
         return tuple(name for name in COUNTS if name in self.output_names)
 
 
-def read_model(config: Mapping[str, Any]) -> ServedModel:
+def read_model(config: Mapping[str, Any]) -> EndpointModel:
     """Read from a configuration how the endpoints serve a model."""
     spec = parse_model_config(config, None)
     needed = [tensor for tensor in spec.inputs if not tensor.optional]
@@ -139,11 +139,11 @@ def read_model(config: Mapping[str, Any]) -> ServedModel:
         parser = parameters.get(TOOL_PARSER)
         if parser is not None and parser not in TOOL_PARSERS:
             raise UnfitModelError(f"its {TOOL_PARSER} is {parser!r}: expected one of {', '.join(TOOL_PARSERS)}")
-        return ServedModel(spec, "speech" if is_speech else "text", needed[0], extra[0], template, parser, *tokens)
+        return EndpointModel(spec, "speech" if is_speech else "text", needed[0], extra[0], template, parser, *tokens)
     if len(extra) == 1 and np.issubdtype(extra[0].dtype, np.floating) and len(extra[0].shape) == 1:
         if spec.decoupled:
             raise UnfitModelError("it gives vectors and is decoupled: an embedding is one answer")
-        return ServedModel(spec, "embedding", needed[0], extra[0], template, None, *tokens)
+        return EndpointModel(spec, "embedding", needed[0], extra[0], template, None, *tokens)
     raise UnfitModelError(
         f"expected one output of strings, or one of floats with one axis, beside {', '.join(_TEXTS_BESIDE + COUNTS)}; "
         f"it has {_describe(extra)}"
@@ -156,7 +156,7 @@ def _read_scoring(
     outputs: Sequence[TensorSpec],
     template: ChatTemplate,
     tokens: tuple[Tokenizer | None, int | None],
-) -> ServedModel:
+) -> EndpointModel:
     """Return a model that compares two texts."""
     is_score = len(outputs) == 1 and np.issubdtype(outputs[0].dtype, np.floating) and outputs[0].shape in ((), (1,))
     if not is_score or spec.decoupled:
@@ -166,7 +166,7 @@ def _read_scoring(
         )
     # In their order, unless their names say otherwise.
     query, document = sorted(needed, key=lambda tensor: tensor.name == "document")
-    return ServedModel(spec, "score", query, outputs[0], template, None, *tokens, document)
+    return EndpointModel(spec, "score", query, outputs[0], template, None, *tokens, document)
 
 
 def _most_tokens(tokenizer_config: str | None) -> int | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytriton.openai._errors import OpenAIError
-from pytriton.openai._models import ServedModel
+from pytriton.openai._models import EndpointModel
 
 __all__ = [
     "Body",
@@ -284,7 +284,7 @@ def encode_text(text: str, param: str) -> bytes:
 
 
 def inputs_and_parameters(
-    body: Body, model: ServedModel, *, strict: bool = False
+    body: Body, model: EndpointModel, *, strict: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the optional inputs that a request gives a model, and the parameters."""
     options = model.options
@@ -330,7 +330,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
     return is_empty or any(value == it and type(value) is type(it) for it in _REFUSED[name])
 
 
-def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
+def make_tensor(name: str, value: Any, model: EndpointModel) -> npt.NDArray[Any]:
     """Return the array of an optional input; elements that are not text are given in JSON."""
     spec = model.options[name]
     dtype: Any = spec.dtype  # either kind is checked below
@@ -364,7 +364,7 @@ def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
     return array
 
 
-def read_texts(given: str | Sequence[Any], param: str, most: int, model: ServedModel) -> list[str]:
+def read_texts(given: str | Sequence[Any], param: str, most: int, model: EndpointModel) -> list[str]:
     """Return the texts of a prompt or an input, each a text or a list of tokens."""
     each: list[Any] = [given] if isinstance(given, str) or _are_tokens(given) else list(given)
     problem = ""

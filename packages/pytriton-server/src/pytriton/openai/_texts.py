@@ -19,7 +19,7 @@ from pytriton.openai._models import (
     REASONING,
     REFUSAL,
     TOOL_CALLS,
-    ServedModel,
+    EndpointModel,
 )
 from pytriton.openai._tool_calls import CallDeltas, ToolText, longest_begin
 
@@ -105,7 +105,7 @@ class Part:
 
 async def read_parts(
     answers: AsyncGenerator[Any, None],
-    model: ServedModel,
+    model: EndpointModel,
     stops: Sequence[str],
     *,
     reads_tools: bool,

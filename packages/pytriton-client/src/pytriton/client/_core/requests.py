@@ -32,7 +32,7 @@ from .options import NO_OPTIONS, CallOptions, Casting, ParameterValue, check_hea
 from .spec import ModelSpec, TensorSpec
 
 __all__ = [
-    "Call",
+    "InferCall",
     "InferRequest",
     "InferResponse",
     "ModelResult",
@@ -111,7 +111,7 @@ class RequestIds:
 
 
 @dataclass(frozen=True)
-class Call:
+class InferCall:
     """The checked arguments of one ``infer`` call.
 
     Attributes:
@@ -181,7 +181,7 @@ class InferRequest:
     model_version: str | None
     request_id: str
     inputs: tuple[tuple[TensorSpec, npt.NDArray[Any]], ...]
-    call: Call
+    call: InferCall
     shared: SharedTensors | None = None
 
 
@@ -214,7 +214,7 @@ def check_call(
     parameters: object,
     headers: object,
     options: CallOptions = NO_OPTIONS,
-) -> Call:
+) -> InferCall:
     """Check all that can be checked without knowing the model."""
     if hasattr(parameters, "__array__"):
         named, parameters = {**named, "parameters": parameters}, None
@@ -226,11 +226,11 @@ def check_call(
         custom, special = {**options.parameters, **custom}, {**options.options, **special}
         sent_headers = {**options.headers, **sent_headers}
     more = named if args else {}
-    return Call(args or named, custom, special, sent_headers, options.request_id, options.casting, more)
+    return InferCall(args or named, custom, special, sent_headers, options.request_id, options.casting, more)
 
 
 def build_request(
-    spec: ModelSpec, call: Call, *, model_name: str, model_version: str | None, request_id: str, is_batch: bool
+    spec: ModelSpec, call: InferCall, *, model_name: str, model_version: str | None, request_id: str, is_batch: bool
 ) -> InferRequest:
     """Turn checked arguments into a request for a known model."""
     if is_batch and not spec.batching:
@@ -333,7 +333,7 @@ def _as_column(array: npt.NDArray[Any], tensor: TensorSpec) -> npt.NDArray[Any]:
     return array[:, np.newaxis] if array.ndim == 1 and tensor.shape == (1,) else array
 
 
-def _pair(spec: ModelSpec, call: Call) -> list[tuple[TensorSpec, object]]:
+def _pair(spec: ModelSpec, call: InferCall) -> list[tuple[TensorSpec, object]]:
     inputs = call.inputs
     if not isinstance(inputs, Mapping):
         if len(inputs) > len(spec.inputs):

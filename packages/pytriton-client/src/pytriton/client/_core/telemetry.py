@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .requests import Call
+from .requests import InferCall
 from .startup import Target
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class TracedCall:
 
     __slots__ = ("_span", "call")
 
-    def __init__(self, call: Call, span: Span | None) -> None:
+    def __init__(self, call: InferCall, span: Span | None) -> None:
         self.call = call
         self._span = span
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> InferCall:
         return self.call
 
     def __exit__(
@@ -64,7 +64,7 @@ class TracedCall:
         span.end()
 
 
-def trace_call(call: Call, target: Target) -> TracedCall:
+def trace_call(call: InferCall, target: Target) -> TracedCall:
     """Start the span of a call; if it is sampled, its context travels in the headers, unless the caller set them."""
     tracer = _find_tracer()
     return TracedCall(call, None) if tracer is None else _start(tracer, call, target)
@@ -94,7 +94,7 @@ def _ask_provider() -> Tracer | None:
     return _tracer
 
 
-def _start(tracer: Tracer, call: Call, target: Target) -> TracedCall:
+def _start(tracer: Tracer, call: InferCall, target: Target) -> TracedCall:
     from opentelemetry.propagate import inject
     from opentelemetry.trace import SpanKind, set_span_in_context
 

@@ -15,7 +15,7 @@ from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .connection import is_silent
 from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
 
-__all__ = ["Connection", "connect"]
+__all__ = ["HttpConnection", "connect"]
 
 # Up to this many bytes of a body are handed to the transport at a time: what it cannot send at once, it copies.
 _PIECE_BYTES = 1 << 18
@@ -25,7 +25,7 @@ _MAX_UNTAKEN_BYTES = 1 << 18
 
 async def connect(
     route: Route, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, deadline: Deadline
-) -> Connection:
+) -> HttpConnection:
     """Open a connection."""
     attempts = Attempts(route.hostname)
     task = asyncio.ensure_future(_connect(route, headers, tls, max_bytes, attempts))
@@ -42,7 +42,7 @@ async def connect(
     return task.result()
 
 
-def _close_unused(task: asyncio.Task[Connection]) -> None:
+def _close_unused(task: asyncio.Task[HttpConnection]) -> None:
     """Close a connection that was made although nobody waits for it any more."""
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
@@ -50,7 +50,7 @@ def _close_unused(task: asyncio.Task[Connection]) -> None:
 
 async def _connect(
     route: Route, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, attempts: Attempts
-) -> Connection:
+) -> HttpConnection:
     loop = asyncio.get_running_loop()
     connecting = await open_socket(route.hostname, route.port, attempts)
     attempts.failures.clear()
@@ -62,7 +62,7 @@ async def _connect(
             raise
     # From here on the transport owns the socket, and closes it if the handshake fails.
     _, connection = await loop.create_connection(
-        lambda: Connection(route, headers, connecting, max_bytes),
+        lambda: HttpConnection(route, headers, connecting, max_bytes),
         sock=connecting,
         ssl=tls,
         server_hostname=route.url.hostname if tls is not None else None,
@@ -82,7 +82,7 @@ async def _open_tunnel(connecting: socket.socket, route: Route) -> None:
     check_tunnel(head)
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """One exchange at a time: send a request, then read its response at once or piece by piece.
 
     After an error or a cancellation the caller must ``abort`` it: unread bytes would be taken for the response to the

@@ -12,7 +12,7 @@ from .._core.deadline import Deadline
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .._route.proxies import Route, find_route
-from .asyncio_connection import Connection, connect
+from .asyncio_connection import HttpConnection, connect
 from .pool import MAX_IDLE_CONNECTIONS
 from .wire import HttpRequest, HttpResponse, is_unserved, may_retry
 
@@ -81,7 +81,7 @@ class AsyncHttpStream:
         self._per_loop = per_loop
         self._request = request
         self._connections: _Connections | None = None
-        self._connection: Connection | None = None
+        self._connection: HttpConnection | None = None
 
     async def read_head(self, deadline: Deadline) -> int:
         """Send the request, wait for the response and return its status. To be called once, before all else."""
@@ -114,15 +114,15 @@ class _Connections:
         self._headers = headers
         self._tls = tls
         self._max_bytes = max_bytes
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._idle: list[HttpConnection] = []
+        self._busy: set[HttpConnection] = set()
         self._opening = 0
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
         self.is_closed = False
 
     async def exchange(
         self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False
-    ) -> tuple[Connection, HttpResponse]:
+    ) -> tuple[HttpConnection, HttpResponse]:
         """Send a request and read its response, or the head of a stream.
 
         Returns the connection, which has to be given back, and the response.
@@ -139,7 +139,7 @@ class _Connections:
                 if is_fresh or self.is_closed or not may_retry(request, error, has_sent=connection.has_sent):
                     raise
 
-    async def take(self, deadline: Deadline) -> tuple[Connection, bool]:
+    async def take(self, deadline: Deadline) -> tuple[HttpConnection, bool]:
         """Return a connection, and whether it is new."""
         has_waited = False
         while True:
@@ -156,7 +156,7 @@ class _Connections:
             await self._wait_for_another(deadline, is_first=has_waited)
             has_waited = True
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection for the next exchange where that is possible; else close it."""
         self._busy.discard(connection)
         if connection.can_be_kept and not self.is_closed and len(self._idle) < MAX_IDLE_CONNECTIONS:
@@ -165,7 +165,7 @@ class _Connections:
             connection.abort()
         self._wake_next()
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: HttpConnection) -> None:
         """Close a connection that cannot be used again."""
         self._busy.discard(connection)
         connection.abort()
@@ -183,7 +183,7 @@ class _Connections:
         if connections:
             await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSING_TIMEOUT_S)
 
-    async def _open(self, deadline: Deadline) -> Connection:
+    async def _open(self, deadline: Deadline) -> HttpConnection:
         self._opening += 1
         try:
             connection = await connect(self._route, self._headers, self._tls, self._max_bytes, deadline)

@@ -16,7 +16,7 @@ from .._core.forks import call_in_child
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .._route.proxies import find_route
-from .connection import Connection
+from .connection import HttpConnection
 from .wire import HttpRequest, HttpResponse, HttpWireError, is_unserved, may_retry
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ConnectionPool:
         self._headers = {**headers, **self._route.headers}
         self._tls = tls
         self._max_bytes = max_bytes
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self.is_closed = False
         self._begin()
         call_in_child(self, ConnectionPool._begin)
@@ -59,7 +59,7 @@ class ConnectionPool:
         self._lock = threading.RLock()
         # After a fork both processes would read from the same sockets.
         inherited, self._idle = self._idle, []
-        self._busy: set[Connection] = set()
+        self._busy: set[HttpConnection] = set()
         for connection in inherited:
             connection.close()
 
@@ -86,7 +86,7 @@ class ConnectionPool:
             # Its own thread closes it: a descriptor that a thread still waits on must not be reused.
             connection.shut_down()
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection for the next exchange where that is possible; else close it."""
         with self._lock:
             # A forked child does not own the connection that a stream of its parent used.
@@ -98,7 +98,7 @@ class ConnectionPool:
                 return
         connection.close()
 
-    def discard(self, connection: Connection, error: BaseException | None = None) -> None:
+    def discard(self, connection: HttpConnection, error: BaseException | None = None) -> None:
         """Close a connection whose exchange is not over: unread bytes would be the response to the next request.
 
         Raises ``PoolClosedError`` in place of an error that comes from closing the pool.
@@ -111,7 +111,7 @@ class ConnectionPool:
 
     def _exchange(
         self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False
-    ) -> tuple[Connection, HttpResponse]:
+    ) -> tuple[HttpConnection, HttpResponse]:
         idle = self._take_idle()
         if idle is not None:
             try:
@@ -126,7 +126,7 @@ class ConnectionPool:
         return fresh, self._exchange_on(fresh, request, deadline, is_stream=is_stream)
 
     def _exchange_on(
-        self, connection: Connection, request: HttpRequest, deadline: Deadline, *, is_stream: bool
+        self, connection: HttpConnection, request: HttpRequest, deadline: Deadline, *, is_stream: bool
     ) -> HttpResponse:
         try:
             return connection.exchange(request, deadline, is_stream=is_stream)
@@ -134,8 +134,8 @@ class ConnectionPool:
             self.discard(connection, error)
             raise
 
-    def _connect(self, deadline: Deadline) -> Connection:
-        connection = Connection(self._route, self._headers, self._tls, self._max_bytes, deadline)
+    def _connect(self, deadline: Deadline) -> HttpConnection:
+        connection = HttpConnection(self._route, self._headers, self._tls, self._max_bytes, deadline)
         with self._lock:
             if not self.is_closed:
                 self._busy.add(connection)
@@ -143,7 +143,7 @@ class ConnectionPool:
         connection.close()
         raise PoolClosedError
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> HttpConnection | None:
         while True:
             with self._lock:
                 if self.is_closed:
@@ -160,9 +160,9 @@ class ConnectionPool:
 class HttpStream:
     """A response that one thread reads piece by piece. It must be closed."""
 
-    def __init__(self, pool: ConnectionPool, connection: Connection, status: int) -> None:
+    def __init__(self, pool: ConnectionPool, connection: HttpConnection, status: int) -> None:
         self._pool = pool
-        self._connection: Connection | None = connection
+        self._connection: HttpConnection | None = connection
         self.status = status
 
     def read_piece(self, deadline: Deadline) -> bytes:

@@ -24,7 +24,7 @@ from ..wire.response import ResponseData
 from .errors import ModelFailure, TritonModelException, calls_model, told
 from .requests import InferenceRequest, are_untouched, is_to_be_rescheduled, make_request
 from .responses import InferenceResponse, output_names, plain_outputs, response_data
-from .senders import ModelState, OpenBatch, Sink
+from .senders import OpenBatch, SenderContext, Sink
 
 if TYPE_CHECKING:
     import asyncio
@@ -190,7 +190,7 @@ class ModelService(Service):
         super().__init__(self._call_lane, model, (), counters)
         self.checker = OutputTaker()  # type: ignore[assignment]
         self.columns_func = self._call_lane
-        self.state = ModelState(name, model.decoupled, self.writer, self.counters, self.failures, outputs)
+        self.state = SenderContext(name, model.decoupled, self.writer, self.counters, self.failures, outputs)
         self.bell = Bell()
         self.has_late = False
         self.loop = CoroutineLoop()

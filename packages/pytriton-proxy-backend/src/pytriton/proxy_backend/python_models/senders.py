@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where the responses to batches go. What it does is done under the lock of its `ModelState`.
+    """Where the responses to batches go. What it does is done under the lock of its `SenderContext`.
 
     Attributes:
         can_reschedule: Whether a request may go back to Triton's scheduler.
@@ -51,7 +51,7 @@ class Sink(Protocol):
         """Answer a request whose senders are all gone; any thread may call this at any time."""
 
 
-class ModelState:
+class SenderContext:
     """What all batches of a model have in common.
 
     Attributes:
@@ -121,7 +121,7 @@ class OpenBatch:
         "state",
     )
 
-    def __init__(self, state: ModelState, load: Callable[[], Batch]) -> None:
+    def __init__(self, state: SenderContext, load: Callable[[], Batch]) -> None:
         """Begin."""
         self.state = state
         self._began_ns = monotonic_ns()
@@ -351,7 +351,7 @@ class InferenceResponseSender:
         if self._batch is not None:
             self._note(self._batch.state, True, COMPLETE_FINAL)
 
-    def _note(self, state: ModelState, has_response: bool, flags: int) -> None:
+    def _note(self, state: SenderContext, has_response: bool, flags: int) -> None:
         with state.lock:
             if not state.decoupled:
                 if has_response and self._sent:

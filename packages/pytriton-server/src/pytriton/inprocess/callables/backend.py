@@ -23,7 +23,7 @@ from pytriton.inprocess.callables.batches import BatchHandle
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.library import NativeLibrary
 
-__all__ = ["MODEL_FILE", "Backend", "Instance", "InstanceRunner", "ServedModel", "load_backend"]
+__all__ = ["MODEL_FILE", "Backend", "Instance", "InstanceRunner", "LoadableModel", "load_backend"]
 
 MODEL_FILE = "bound"
 """The file in the folder of a model version that has its number in this process."""
@@ -72,7 +72,7 @@ class InstanceRunner(Protocol):
         """End, once: no batch comes any more."""
 
 
-class ServedModel(Protocol):
+class LoadableModel(Protocol):
     """A model that Triton can load."""
 
     def make_runner(self, place: int, instance: Instance) -> InstanceRunner:
@@ -82,7 +82,7 @@ class ServedModel(Protocol):
 class _Load:
     """One loading of a model by Triton; while Triton loads it again, there are two."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: LoadableModel) -> None:
         self.model = model
         self.places = itertools.count()
 
@@ -102,7 +102,7 @@ class Backend:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._models: dict[int, ServedModel] = {}
+        self._models: dict[int, LoadableModel] = {}
         self._loads: dict[int, _Load] = {}
         self._runners: dict[int, InstanceRunner] = {}
         library = NativeLibrary()
@@ -130,7 +130,7 @@ class Backend:
 
     # ---- for bindings -----------------------------------------------------------------------------------------------
 
-    def add_model(self, model: ServedModel) -> int:
+    def add_model(self, model: LoadableModel) -> int:
         """Give a model a number, under which Triton can load it."""
         number = next(self._numbers)
         self._models[number] = model

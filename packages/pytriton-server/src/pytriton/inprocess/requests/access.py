@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pytriton.inprocess.capi.api import load_api
 from pytriton.inprocess.capi.c_types import ServerHandle
 from pytriton.inprocess.capi.errors import InvalidArgumentError, TritonError, UnavailableError
-from pytriton.inprocess.requests.specs import ModelSpec
+from pytriton.inprocess.requests.specs import ModelInterface
 
 __all__ = ["InFlight", "ServerAccess"]
 
@@ -55,7 +55,7 @@ class ServerAccess:
         self.name = name
         self.api = load_api()
         self.handle = ServerHandle()
-        self.model_specs: dict[tuple[str, int], ModelSpec] = {}
+        self.model_specs: dict[tuple[str, int], ModelInterface] = {}
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
         # Weak references: a request whose creation fails disappears with the call, even if signals interrupt the
         # cleanup.

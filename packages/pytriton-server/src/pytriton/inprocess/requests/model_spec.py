@@ -13,7 +13,7 @@ from typing import Any
 from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, TritonError
 from pytriton.inprocess.requests.named import NamedModel, access_of
-from pytriton.inprocess.requests.specs import InputSpec, ModelSpec
+from pytriton.inprocess.requests.specs import InputSpec, ModelInterface
 
 __all__ = ["describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
 
@@ -23,7 +23,7 @@ def describe(model: NamedModel) -> str:
     return f"model {model.name!r}" if model.version < 0 else f"model {model.name!r} version {model.version}"
 
 
-def fetch_spec(model: NamedModel) -> ModelSpec:
+def fetch_spec(model: NamedModel) -> ModelInterface:
     """Ask the server for the description of a model, and keep it."""
     metadata, config = model.metadata(), model.config()
     configured = {entry["name"]: entry for entry in config.get("input", ())}
@@ -38,12 +38,12 @@ def fetch_spec(model: NamedModel) -> ModelSpec:
             inputs[name] = InputSpec(data_type, dims, bool(details.get("optional")), not special)
     outputs = tuple(entry["name"] for entry in metadata.get("outputs", ()))
     required = frozenset(name for name, entry in inputs.items() if not entry.optional)
-    spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)), required)
+    spec = ModelInterface(inputs, outputs, int(config.get("max_batch_size", 0)), required)
     access_of(model).model_specs[model.name, model.version] = spec
     return spec
 
 
-def known_spec(model: NamedModel) -> ModelSpec:
+def known_spec(model: NamedModel) -> ModelInterface:
     """Return the description that was fetched last, or fetch it."""
     return access_of(model).model_specs.get((model.name, model.version)) or fetch_spec(model)
 
@@ -86,7 +86,7 @@ def explain(
 
 
 def _mismatch_in_inputs(
-    spec: ModelSpec, place: str, inputs: Mapping[str, tuple[DataType, tuple[int, ...]]]
+    spec: ModelInterface, place: str, inputs: Mapping[str, tuple[DataType, tuple[int, ...]]]
 ) -> TritonError | None:
     names = tuple(spec.inputs)
     for name in inputs:
@@ -130,7 +130,7 @@ def _mismatch_in_inputs(
     return None
 
 
-def _mismatch_in_outputs(spec: ModelSpec, place: str, requested: Sequence[str]) -> TritonError | None:
+def _mismatch_in_outputs(spec: ModelInterface, place: str, requested: Sequence[str]) -> TritonError | None:
     for name in requested:
         if name not in spec.outputs:
             return _refusal(

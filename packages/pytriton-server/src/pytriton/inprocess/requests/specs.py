@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytriton.inprocess.capi.enums import DataType
 
-__all__ = ["InputSpec", "ModelSpec"]
+__all__ = ["InputSpec", "ModelInterface"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelInterface:
     """Inputs and outputs of a model, by name.
 
     Attributes:

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._errors import OpenAIError, from_validation, model_failed
 from pytriton.openai._gate import CALLER_GONE, EventStream, encoded_events
-from pytriton.openai._models import SPOKEN, ServedModel
+from pytriton.openai._models import SPOKEN, EndpointModel
 from pytriton.openai._requests import TranscriptionRequest, unsupported
 from pytriton.openai._texts import Part, read_parts
 
@@ -102,7 +102,7 @@ async def _transcribe(desk: Desk, body: TranscriptionRequest, audio: bytes, requ
     return _answer(form, text, told, body, audio, counts)
 
 
-def _typed(body: TranscriptionRequest, model: ServedModel) -> TranscriptionRequest:
+def _typed(body: TranscriptionRequest, model: EndpointModel) -> TranscriptionRequest:
     """Convert the fields of a form, which are all texts, to values."""
     extra = body.model_extra or {}
     for name, value in extra.items():
@@ -115,7 +115,7 @@ def _typed(body: TranscriptionRequest, model: ServedModel) -> TranscriptionReque
 
 
 async def _noted(
-    answers: AsyncGenerator[Mapping[str, Any], None], told: dict[str, Any], model: ServedModel
+    answers: AsyncGenerator[Mapping[str, Any], None], told: dict[str, Any], model: EndpointModel
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield answers, and note their outputs besides the text."""
     names = [name for name in SPOKEN if name in model.output_names]
@@ -127,7 +127,7 @@ async def _noted(
             yield answer
 
 
-def _note(told: dict[str, Any], name: str, value: Any, model: ServedModel) -> None:
+def _note(told: dict[str, Any], name: str, value: Any, model: EndpointModel) -> None:
     flat = np.ravel(value).tolist()
     if name == "duration":
         told[name] = float(flat[-1])

@@ -9,7 +9,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from pytriton.client.management import NO_GRPC_PROXY, is_denial
-from pytriton.server.control.http import CALL_TIMEOUT_S, Activity, ControlError, ModelState, ModelUpload, activity_of
+from pytriton.server.control.http import CALL_TIMEOUT_S, Activity, ControlError, ModelUpload, VersionState, activity_of
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import GRPC_HEADER_PREFIX
 from pytriton.server.tritonserver.ports import Endpoint
@@ -116,10 +116,10 @@ class GrpcControl:
         """Take all versions of a model out of service. Does not wait for its requests to finish."""
         self._call("unload_model", model_name, timeout_s=timeout_s)
 
-    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[VersionState]:
         """List the models of the repository; uploaded models are not in it."""
         return [
-            ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
+            VersionState(item.name, int(item.version) if item.version else None, item.state, item.reason)
             for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
         ]
 

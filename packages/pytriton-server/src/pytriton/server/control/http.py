@@ -22,7 +22,7 @@ from pytriton.server.tritonserver.ports import Endpoint
 if TYPE_CHECKING:
     from pytriton.client.management import Route
 
-__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of", "fetch"]
+__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelUpload", "VersionState", "activity_of", "fetch"]
 
 CALL_TIMEOUT_S = 5.0
 """The default limit of one call, in seconds."""
@@ -53,7 +53,7 @@ class ModelUpload:
 
 
 @dataclass(frozen=True)
-class ModelState:
+class VersionState:
     """One line of the server's list of models."""
 
     name: str
@@ -104,7 +104,7 @@ class Control(Protocol):
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Take all versions of a model out of service. Does not wait for its requests to finish."""
 
-    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[VersionState]:
         """List the models of the repository; uploaded models are not in it."""
 
     def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
@@ -190,10 +190,10 @@ class HttpControl:
         """Take all versions of a model out of service. Does not wait for its requests to finish."""
         self._checked("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", {}, timeout_s)
 
-    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[VersionState]:
         """List the models of the repository; uploaded models are not in it."""
         return [
-            ModelState(
+            VersionState(
                 name=str(item.get("name")),
                 version=int(item["version"]) if item.get("version") else None,
                 state=str(item.get("state", "")),

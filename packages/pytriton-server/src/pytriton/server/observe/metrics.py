@@ -23,7 +23,7 @@ from pytriton.server.observe.metrics_totals import CallableTotals
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["TRITON_TIMEOUT_S", "ServedModel", "render_metrics"]
+__all__ = ["TRITON_TIMEOUT_S", "MeasuredModel", "render_metrics"]
 
 TRITON_TIMEOUT_S = 2.0
 """How long tritonserver may take for its part of the page, in seconds; the other parts come without it."""
@@ -37,7 +37,7 @@ _LEFT_OVER = re.compile(rb"^nv_inference_request_failure\{([^}]*)\} 0\n", re.MUL
 logger = logging.getLogger(__name__)
 
 
-class ServedModel(Protocol):
+class MeasuredModel(Protocol):
     """The part of a bound model that metrics need."""
 
     name: str
@@ -55,7 +55,7 @@ class ServedModel(Protocol):
 
 def render_metrics(
     triton: Endpoint,
-    models: Callable[[], Iterable[ServedModel]],
+    models: Callable[[], Iterable[MeasuredModel]],
     guard: Callable[[], Mapping[str, bool]] = dict,
     files: Callable[[], tuple[int, int] | None] = lambda: None,
     memory: Callable[[], int | None] = lambda: None,
@@ -210,7 +210,7 @@ class _Responses(Collector):
 class _Callables(Collector):
     """The counts of the callables, collected when the page is read."""
 
-    def __init__(self, models: Callable[[], Iterable[ServedModel]]) -> None:
+    def __init__(self, models: Callable[[], Iterable[MeasuredModel]]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ from pytriton.server.remote.sharing import (
     ENDPOINT_PARAMETER,
     REPLACED_PARAMETER,
     Membership,
-    ServedModel,
+    ModelOnServer,
     ServerProcessWatch,
     load_lock,
     models_digest,
@@ -57,7 +57,7 @@ class RemoteModels:
         self._memberships: dict[str, Membership] = {}
         self._servers: dict[str, ServerProcessWatch] = {}
         # What the server reports of each name until somebody replaces it.
-        self._deployed: dict[str, ServedModel] = {}
+        self._deployed: dict[str, ModelOnServer] = {}
         # Names that replaced a model of the server's repository, which is restored at the end.
         self._replaced: set[str] = set()
 
@@ -85,7 +85,7 @@ class RemoteModels:
                 self._replaced.add(name)
             self._revisions[name] = (secrets.token_hex(4), 0)
 
-    def _is_in_repository(self, name: str, there: ServedModel) -> bool:
+    def _is_in_repository(self, name: str, there: ModelOnServer) -> bool:
         """Return whether the server can load a name again by itself; it cannot if a client sent the files."""
         return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
@@ -150,20 +150,20 @@ class RemoteModels:
         for name in list(self._memberships):
             self._forget(name)
 
-    def _served(self, name: str) -> ServedModel | None:
+    def _served(self, name: str) -> ModelOnServer | None:
         """Return the model of a name on the server; None if there is none."""
         is_ready = self._control.is_model_ready(name)
         try:
             # Asked even if the model is not ready, because newer servers say so of models without workers.
-            return ServedModel.from_config(self._control.model_config(name))
+            return ModelOnServer.from_config(self._control.model_config(name))
         except ControlError as error:
             if error.reason is None:
                 raise
             logger.debug("The server does not tell the configuration of %r: %s", name, error)
         is_there = is_ready or any(state.name == name for state in self._control.index())
-        return ServedModel(None, None) if is_there else None
+        return ModelOnServer(None, None) if is_there else None
 
-    def _find(self, model: WorkerService) -> ServedModel | None:
+    def _find(self, model: WorkerService) -> ModelOnServer | None:
         """Return the model that already has the name; join it if a live process bound the same."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
         while (there := self._served(model.name)) is not None and there.digest == self._digest([model]):
@@ -180,7 +180,7 @@ class RemoteModels:
                 time.sleep(_POLL_S)
         return there
 
-    def _join(self, model: WorkerService, there: ServedModel) -> bool:
+    def _join(self, model: WorkerService, there: ModelOnServer) -> bool:
         """Let a model use the socket of another process that has loaded it; False if there is none."""
         name = model.name
         if there.endpoint is None or not there.is_within_reach:
@@ -268,7 +268,7 @@ class RemoteModels:
 
     def _load(self, name: str, models: Sequence[WorkerService], revision: str, timeout_s: float) -> None:
         endpoint = models[0].endpoint(self._deployment.endpoints) if len(models) == 1 else None
-        self._deployed[name] = ServedModel(endpoint, self._digest(models), name in self._replaced)
+        self._deployed[name] = ModelOnServer(endpoint, self._digest(models), name in self._replaced)
         try:
             self._control.load(name, timeout_s, self._upload(models, revision))
         except ControlError as error:

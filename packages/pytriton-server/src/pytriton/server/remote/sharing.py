@@ -31,7 +31,7 @@ __all__ = [
     "ENDPOINT_PARAMETER",
     "REPLACED_PARAMETER",
     "Membership",
-    "ServedModel",
+    "ModelOnServer",
     "ServerProcessWatch",
     "load_lock",
     "models_digest",
@@ -60,7 +60,7 @@ def models_digest(models: Sequence[WorkerService], cache_bytes: int) -> str:
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ModelOnServer:
     """A model on the server, whoever loaded it."""
 
     endpoint: Path | None
@@ -71,7 +71,7 @@ class ServedModel:
     """Whether it is ours and replaced a model of the server's repository."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "ServedModel":
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelOnServer":
         """Parse the configuration that the server reports."""
         parameters = config.get("parameters") or {}
         texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
