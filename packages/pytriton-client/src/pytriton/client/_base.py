@@ -283,7 +283,7 @@ class BaseModelClient:
         return mode
 
     def _make_shared_memory(self) -> SharedMemory | None:
-        """Return what the client has in shared memory; ``None`` where nothing is to be there."""
+        """Return the shared memory of the client; ``None`` if it uses none."""
         if not self._shared_memory_mode:
             return None
         from ._shm.plans import SharedMemory, is_usable
@@ -313,7 +313,7 @@ class BaseModelClient:
         return self._unknown_model_timeout_s if deadline.timeout_s == self._init_timeout_s else None
 
     def _forget_model(self) -> None:
-        """Forget what is known about the model: one that was loaded anew may have another configuration."""
+        """Forget what is known about the model, because a reloaded one may have another configuration."""
         self._model_info.is_prepared = False
         self._model_info.was_ready = False
         self._model_info.spec = self._model_info.given

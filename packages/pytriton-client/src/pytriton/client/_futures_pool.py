@@ -94,7 +94,7 @@ class CallPool:
             ).start()
 
     def abandon(self) -> None:
-        """Take no more calls, cancel those that have not begun, and wait for none."""
+        """Take no more calls, cancel those that have not begun, and do not wait."""
         with self._lock:
             left = list(self._queue)
             self._queue.clear()

@@ -87,7 +87,7 @@ class _Cancellable:
 
 @lru_cache(maxsize=1)
 def request_type() -> Any:
-    """Return the type of requests for tests; a subclass of the server's own, where that is installed."""
+    """Return the type of requests for tests: a subclass of the server's own, if that is installed."""
     try:
         from pytriton.proxy.types import Request
     except ModuleNotFoundError:

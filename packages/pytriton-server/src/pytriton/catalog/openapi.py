@@ -95,7 +95,7 @@ def describe_openapi(models: Iterable[ListedModel], server_url: str) -> dict[str
 
 
 def infer_problem(spec: ModelSpec) -> str:
-    """Return why a model cannot be called with JSON; empty where it can."""
+    """Return why a model cannot be called with JSON; empty if it can."""
     for tensor in (*spec.inputs, *spec.outputs):
         if tensor.datatype in _NOT_IN_JSON:
             return f"{tensor.name!r} is {tensor.datatype}, which Triton does not have in JSON"
@@ -103,7 +103,7 @@ def infer_problem(spec: ModelSpec) -> str:
 
 
 def generate_problem(spec: ModelSpec) -> str:
-    """Return why the generate extension cannot call a model; empty where it can."""
+    """Return why the generate extension cannot call a model; empty if it can."""
     for tensors, keys in ((spec.inputs, _INPUT_KEYS), (spec.outputs, _OUTPUT_KEYS)):
         for tensor in tensors:
             if tensor.datatype in _NOT_IN_JSON:

@@ -53,7 +53,7 @@ class Level:
         return len(self.latencies_ms) / self.seconds if self.seconds else 0.0
 
     def percentile_ms(self, percent: float) -> float | None:
-        """Return the time within which so many of 100 requests were answered; None without any."""
+        """Return the time in which this percentage of requests was answered; None without requests."""
         return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else None
 
 

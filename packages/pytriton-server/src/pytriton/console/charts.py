@@ -32,7 +32,7 @@ _TEXT, _LINES = "#8a8f98", "rgba(138,143,152,0.25)"
 
 
 def lately(history: History, seconds: float) -> list[tuple[float, Point | None]]:
-    """Return the points of the last seconds, all with 0; of many only the slowest of each step of time."""
+    """Return the points of the last seconds, all if 0; of too many, the slowest of each step of time."""
     if not history:
         return []
     begin = history[-1][0] - seconds * 1e3 if seconds else 0.0

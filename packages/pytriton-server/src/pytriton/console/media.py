@@ -12,7 +12,7 @@ from pytriton.client import ModelResult
 __all__ = ["Part", "describe_parts", "find_parts", "media_type_of"]
 
 MOST_PARTS = 12
-"""More of one answer are left out."""
+"""Further parts of one answer are left out."""
 
 LONG_TEXT = 2_000
 """A longer text can be saved, too."""

@@ -71,7 +71,7 @@ class Console:
 
 
 def make_app(console: Console) -> FastAPI:
-    """Return the application that shows the pages. To be called once in a process: NiceGUI has one of each."""
+    """Return the application that shows the pages. NiceGUI allows a single one in each process."""
     made = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     looking = _Looking(console.watcher)
 

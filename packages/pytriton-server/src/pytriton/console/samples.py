@@ -97,7 +97,7 @@ class WorkerCounts:
     busy_s: float = 0.0
     """Time in the callable."""
     busy: float | None = None
-    """The share of the time since the sample before that it spent in the callable."""
+    """The share of the time since the last sample that it spent in the callable."""
     ended_lately: bool = False
     """Whether one of its processes was seen to end by itself a moment ago."""
 

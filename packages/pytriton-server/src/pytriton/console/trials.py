@@ -88,7 +88,7 @@ class Trial:
         """Whether nothing more will come."""
 
     def start(self) -> None:
-        """Begin the call; too many at a time end at once, with an error."""
+        """Begin the call; if too many are running, it ends at once with an error."""
         threading.Thread(target=self._run, name="pytriton-console-trial", daemon=True).start()
 
     def stop(self) -> None:

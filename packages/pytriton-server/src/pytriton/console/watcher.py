@@ -30,7 +30,7 @@ LOOK_S = 20.0
 """A look that takes longer than this many seconds is reported."""
 
 MOST_POINTS = 5400
-"""How many points a chart keeps at most: three hours."""
+"""A chart keeps at most this many points: three hours."""
 
 LEAST_POINTS = 300
 """At least this many points are kept if there are many models: ten minutes."""

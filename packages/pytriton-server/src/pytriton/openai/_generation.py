@@ -153,7 +153,7 @@ class Generation:
         self._around: dict[int, tuple[str, str]] = {}
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer, when all of it is there."""
+        """Return the complete answer."""
         told: list[list[Part]] = [[] for _ in self._prompts]
         async with aclosing(self.parts()) as parts:
             async for number, part in parts:

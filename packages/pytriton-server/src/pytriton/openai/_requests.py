@@ -41,7 +41,7 @@ MOST_CHOICES = 128
 MOST_LEVELS = 128
 """How deep the JSON of a request may be."""
 MOST_TEXTS = 2048
-"""How many texts one request may ask for vectors of."""
+"""How many texts one request may ask vectors for."""
 MOST_STOPS = 16
 
 # The model gets these as optional inputs of the same name, otherwise as parameters.

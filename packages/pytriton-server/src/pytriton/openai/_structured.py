@@ -16,7 +16,7 @@ from pytriton.openai._requests import depth_of
 __all__ = ["SCHEMA", "AnswerCheck", "read_response_format"]
 
 SCHEMA = "json_schema"
-"""The optional input that takes the schema alone."""
+"""The optional input for the schema."""
 
 _MOST_SCHEMA_DEPTH = 64
 
@@ -29,7 +29,7 @@ _Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _takes_all
 
 
 class AnswerCheck:
-    """Checks texts that are to be JSON."""
+    """Checks that texts are JSON, and match the schema if there is one."""
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         self.schema = schema

@@ -86,7 +86,7 @@ class Part:
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether it has a text and nothing else, its end aside."""
+        """Whether it has only a text, besides its finish reason."""
         return bool(self.text) and not (self.calls or self.reasoning or self.refusal or self.logprobs)
 
     @property

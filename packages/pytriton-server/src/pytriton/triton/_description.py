@@ -26,9 +26,9 @@ class ModelDescription:
     threads: int
     """How many threads of this process serve it."""
     processes: int
-    """How many processes of their own do."""
+    """How many other processes serve it."""
     is_ready: bool | None
-    """Whether a worker of it can be asked; None while the server does not run."""
+    """Whether a worker can answer; None while the server does not run."""
 
     @property
     def inputs(self) -> str:
@@ -74,9 +74,9 @@ class TritonDescription:
     folders: Mapping[str, Path] = field(default_factory=dict)
     """The models that `bind_model` has added, by name."""
     urls: Mapping[str, str] = field(default_factory=dict)
-    """Where it is asked, by `http`, `grpc`, `metrics`, `sagemaker` and `vertex_ai`; empty while it does not run."""
+    """The addresses, by `http`, `grpc`, `metrics`, `sagemaker` and `vertex_ai`; empty while it does not run."""
     ports: tuple[int, ...] = ()
-    """Its ports; while it does not run, those that its settings name."""
+    """Its ports; while it does not run, those of its settings."""
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.models), *(f"{name}; of {path}" for name, path in self.folders.items())])

@@ -90,7 +90,7 @@ class ServerLife:
         return self.orders.changing(self.lock, self._context)
 
     def start(self, make_session: Callable[[], Session], timeout_s: float) -> None:
-        """Start a server with all models, after the remains of one that has ended. To be called with the lock."""
+        """Start a server with all models, after removing what an ended one has left. The caller holds the lock."""
         self._close()
         self.failure = None
         began = time.monotonic()
@@ -169,7 +169,7 @@ class ServerLife:
         return True
 
     def _stop(self, only: Session | None) -> bool:
-        """Stop the server, or that of one session: who has started another one since then keep it."""
+        """Stop the server, or only that of one session, so that a server started since then goes on."""
         with self.orders.given(only), self.lock:
             return self._close() if only in (None, self.session) else False
 

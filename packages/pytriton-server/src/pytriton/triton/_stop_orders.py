@@ -53,14 +53,14 @@ class StopOrders:
         self._wake.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for `wake` or a signal, so many seconds at most."""
+        """Wait for `wake` or a signal, at most this many seconds."""
         with contextlib.suppress(queue.Empty):
             # `serve` accepts any period, also an infinite one.
             self._wake.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
     @contextlib.contextmanager
     def given(self, only: Session | None) -> Iterator[None]:
-        """Want a server stopped during this block: that of one session, or whichever there is."""
+        """Order a stop during this block, of one session or of any server."""
         self._calls.append(only)
         try:
             yield

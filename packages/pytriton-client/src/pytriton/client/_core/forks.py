@@ -26,7 +26,7 @@ def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
 
 
 class Lock:
-    """A lock that is free in a forked child, whichever thread of the parent has it."""
+    """A lock that is free in a forked child, even if a thread of the parent holds it."""
 
     def __init__(self) -> None:
         self._begin()

@@ -121,7 +121,7 @@ def _check_casting(casting: Casting) -> Casting:
 
 
 def check_parameters(parameters: object) -> tuple[dict[str, ParameterValue], dict[str, Any]]:
-    """Return the custom parameters, and those that Triton gives a meaning to."""
+    """Return the custom parameters, and those with a meaning for Triton."""
     custom: dict[str, ParameterValue] = {}
     options: dict[str, Any] = {}
     for name, value in _check_names(parameters, "Parameter").items():

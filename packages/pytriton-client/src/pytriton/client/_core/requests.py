@@ -257,7 +257,7 @@ def build_request(
 
 
 def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) -> PyTritonClientValueError | None:
-    """Return the error of an input whose shape is not the one that the model declares; ``None`` where all are."""
+    """Return the error of an input whose shape differs from the declared one; ``None`` if all match."""
     axes = int(spec.batching)
     for tensor, wire_array in request.inputs:
         if _fits(wire_array.shape[axes:], tensor.shape):

@@ -152,7 +152,7 @@ PlanStep = Ask | Pause | Exchange
 
 
 def ask_server(transport: Any, target: Target, step: Ask | Exchange) -> Any:
-    """Ask the server through a ``Transport``, or an ``AsyncTransport``, whose answer is to be awaited."""
+    """Ask the server through a ``Transport``, or an ``AsyncTransport``, whose answer has to be awaited."""
     if isinstance(step, Exchange):
         return step.carry(transport)
     name, version, timeout_s = target.model_name, target.model_version, step.timeout_s

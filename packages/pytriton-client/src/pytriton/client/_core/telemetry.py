@@ -29,7 +29,7 @@ _HEADER = "traceparent"
 
 Result = TypeVar("Result")
 
-# From the tracer provider of the process, which is set only once.
+# The tracer of the process's provider, which is set only once.
 _tracer: Tracer | None = None
 
 

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_MAX_RESPONSE_BYTES = 4 << 30
-"""The most bytes of one response that a client takes, unless it is told otherwise."""
+"""The default limit of the bytes of one response."""
 
 MOST_ERROR_BYTES = 1 << 20
 """Longer bodies of errors are shown without being parsed: parsed JSON takes many times its size in memory."""

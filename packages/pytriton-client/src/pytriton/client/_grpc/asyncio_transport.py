@@ -298,7 +298,7 @@ class _Channel:
         self._abandoned: set[asyncio.Task[None]] = set()
 
     def abandon(self, call: Any, reading: asyncio.Future[Any] | None) -> None:
-        """Take over a call whose responses are not wanted any more, with a ``read`` under way. Does not block."""
+        """Take over a call whose responses nobody wants, with a ``read`` under way. Does not block."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # the garbage collector closed the stream after its loop had ended

@@ -133,7 +133,7 @@ class Http2Call:
         return message
 
     def reset(self) -> None:
-        """End a call whose responses are not wanted any more."""
+        """End a call whose responses nobody wants."""
         if not self.has_ended:
             self._connection.reset(self._number, _CANCEL)
             self.end(Http2Error("CANCELLED", "the caller has ended it"))
@@ -203,7 +203,7 @@ class Http2Call:
         return plain
 
     def _credit(self) -> None:
-        """Let the server send more, where what it has sent was taken; of a response that is not whole, all."""
+        """Let the server send as much more as was taken; for an incomplete response, as much as it needs."""
         # The decompressed data takes more room here than in the window.
         credit = self._uncredited - min(self._queued, self._uncredited)
         if credit >= _STREAM_WINDOW // 2 and not self.has_ended:
@@ -235,7 +235,7 @@ class _Connection(asyncio.Protocol):
         self._is_going = False
         self._heard = monotonic()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done with the settings of the server, which say how many calls it takes at once."""
+        """Completed by the server's settings, which limit its simultaneous calls."""
         self.ready.add_done_callback(_retrieve)
 
     @property
@@ -427,7 +427,7 @@ class _Connection(asyncio.Protocol):
             call.end(None if status == "OK" else Http2Error(status, text))
 
     def _stop_sending(self, number: int, call: Http2Call) -> None:
-        """Tell a server that has answered before it had all of the request that no more of that comes."""
+        """Tell a server that has answered early that the rest of the request does not follow."""
         if call.unsent is not None:
             self._write(_frame(_RST_STREAM, 0, number, _NUMBER.pack(_NO_ERROR)))
 
@@ -535,7 +535,7 @@ class Http2Channel:
         return connection.call(headers, message)
 
     def leave(self, call: Http2Call, timeout_s: float) -> None:
-        """Take over a call whose responses are not wanted any more: it is reset where it does not end in time."""
+        """Take over a call whose responses nobody wants; it is reset if it does not end in time."""
         if not call.has_ended:
             task = asyncio.get_running_loop().create_task(_end(call, timeout_s))
             self._left.add(task)

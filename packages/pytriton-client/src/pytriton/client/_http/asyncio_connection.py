@@ -139,7 +139,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self.can_be_kept and is_silent(self._socket)
 
     def abort(self) -> None:
-        """Close it at once. ``lost`` tells when that is done."""
+        """Close it at once; ``lost`` is done when it is closed."""
         if not self.lost.done() and self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 

@@ -101,7 +101,7 @@ class AsyncHttpStream:
 
 
 class _Connections:
-    """The connections of one event loop, used by nothing else than tasks of it."""
+    """The connections of one event loop, which only its tasks use."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _Connections:
             has_waited = True
 
     def give_back(self, connection: HttpConnection) -> None:
-        """Keep a connection for the next exchange where that is possible; else close it."""
+        """Keep a connection for the next exchange if possible; otherwise close it."""
         self._busy.discard(connection)
         if connection.can_be_kept and not self.is_closed and len(self._idle) < MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)

@@ -195,7 +195,7 @@ class AsyncHttpResponseStream:
         self._stream.close()
 
     async def _read_rest(self, deadline: Deadline) -> bytes:
-        """Read the body of an error, as much of it as is of use."""
+        """Read the useful part of the body of an error."""
         body = bytearray()
         while len(body) < MOST_ERROR_BYTES and (piece := await self._stream.read_piece(deadline)):
             body += piece

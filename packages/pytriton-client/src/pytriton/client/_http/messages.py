@@ -171,7 +171,7 @@ def check_status(response: HttpResponse, operation: Operation) -> None:
 
 
 def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientError:
-    """Return the error of ours for what ended an exchange before its response was complete."""
+    """Return our error for an exchange that ended before its response was complete."""
     if isinstance(error, TimeoutError):
         reason = f" {error}" if isinstance(error, ConnectTimeoutError) else ""
         return timeout_error(replace(operation, note=reason + operation.note))

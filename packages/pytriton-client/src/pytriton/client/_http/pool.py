@@ -87,7 +87,7 @@ class ConnectionPool:
             connection.shut_down()
 
     def give_back(self, connection: HttpConnection) -> None:
-        """Keep a connection for the next exchange where that is possible; else close it."""
+        """Keep a connection for the next exchange if possible; otherwise close it."""
         with self._lock:
             # A forked child does not own the connection that a stream of its parent used.
             is_own = connection in self._busy

@@ -170,7 +170,7 @@ class HttpResponseStream:
 
 
 def _read_rest(stream: HttpStream, deadline: Deadline) -> bytes:
-    """Read the body of an error, as much of it as is of use."""
+    """Read the useful part of the body of an error."""
     body = bytearray()
     while len(body) < MOST_ERROR_BYTES and (piece := stream.read_piece(deadline)):
         body += piece

@@ -107,7 +107,7 @@ class ResponseReader:
         self.is_over = True
 
     def begin(self, *, is_stream: bool = False) -> None:
-        """Expect a response, the body of which is taken piece by piece where it is a stream."""
+        """Expect a response; the body of a stream is taken piece by piece."""
         self.is_over = False
         self._is_stream = is_stream
         self._state: Callable[[], bool] = self._head
@@ -183,7 +183,7 @@ class ResponseReader:
                 self._start = 0
 
     def _line(self, end: bytes) -> str | None:
-        """Take the bytes before ``end``, and drop ``end``; ``None`` where it has not come."""
+        """Take the bytes before ``end``, and drop ``end``; ``None`` if it has not come."""
         position = self._buffer.find(end, max(self._start, self._searched - len(end) + 1), self._end)
         if position < 0:
             self._searched = self._end

@@ -15,10 +15,10 @@ from typing import Any
 __all__ = ["ATTEMPT_DELAY_S", "Address", "Attempts", "ConnectTimeoutError", "order_addresses"]
 
 ATTEMPT_DELAY_S = 0.25
-"""How long one attempt to connect is alone before the next one begins."""
+"""How many seconds an attempt to connect is alone before the next one begins."""
 
 Address = tuple[int, int, int, str, Any]
-"""What ``socket.getaddrinfo`` returns of each."""
+"""An address as ``socket.getaddrinfo`` returns it."""
 
 
 class ConnectTimeoutError(TimeoutError):

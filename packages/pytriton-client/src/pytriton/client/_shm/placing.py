@@ -164,7 +164,7 @@ class Placed:
 
     @property
     def output_names(self) -> list[str]:
-        """The outputs that the server is to write into a region."""
+        """The outputs that the server writes into a region."""
         return [] if self._room is None else list(self._room.slices)
 
     @property
@@ -179,7 +179,7 @@ class Placed:
 
     @property
     def has_regions(self) -> bool:
-        """Whether a tensor of the request is to go through shared memory."""
+        """Whether a tensor of the request goes through shared memory."""
         return bool(self._regions)
 
     def finish(self, response: InferResponse) -> InferResponse:

@@ -51,7 +51,7 @@ class StaleRegions:
         call_in_child(self, lambda stale: stale.names.clear())
 
     def add(self, name: str) -> None:
-        """Add a name, to be told soon."""
+        """Add the name of a region that the server should forget soon."""
         self.names.append(name)
         self.not_before = 0.0
 
@@ -70,7 +70,7 @@ _stale: dict[str, StaleRegions] = {}
 
 
 def stale_regions_of(url: str) -> StaleRegions:
-    """Return those of a server."""
+    """Return the stale regions of a server."""
     return _stale.setdefault(url, StaleRegions())
 
 
@@ -128,7 +128,7 @@ class RegionPool:
         self._end(self._set_free, region)
 
     def may_lend(self, region: Region) -> bool:
-        """Ask whether arrays of the caller may keep a region, or are to be copies. It counts as lent then."""
+        """Return whether arrays of the caller may lie in a region, instead of copies; then it counts as lent."""
         with self._exclusive():
             lent = region.size + sum(map(_size_of, self._lent))
             may = not self._is_closed and len(self._lent) < _MOST_LENT and lent <= room()[0] // _SHARE

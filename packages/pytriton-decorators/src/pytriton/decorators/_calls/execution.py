@@ -32,7 +32,7 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None]
 that of the decorated callable."""
 Finish = Callable[[list[Any]], Any]
 SingleCall = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None, Finish | None]
-"""A plan with one call, as nearly all have: a `Call` and its `finish`, or None where the result stays as it is."""
+"""A plan with one call, the usual case: a `Call` and its `finish`, or None if the result stays as it is."""
 Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], "Plan | SingleCall | None"]
 """`(wrapped, instance, args, kwargs)`, as in wrapt: `wrapped` is already bound to `instance`, the object of a method
 call, the class of a class method call, else None. No plan means that the call is made as it is."""
@@ -49,7 +49,7 @@ EXHAUSTED: Final = _Exhausted()
 
 @dataclass(slots=True)
 class Plan:
-    """What a decorator makes of one call."""
+    """The calls that a decorator makes from one call, and how it combines their results."""
 
     calls: Sequence[Call]
     """The calls of the callable below, at least one."""

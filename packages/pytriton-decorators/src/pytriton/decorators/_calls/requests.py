@@ -92,7 +92,7 @@ class Scope:
 
 
 NO_SCOPE: Final = Scope(None)
-"""Of a call that was made with arrays, by no decorator that takes requests."""
+"""The scope of a call with arrays that no decorator made from requests."""
 PendingScope = list[Any]
 """Arguments of the scope of a whole batch, and that scope: `None` until somebody asks for it, as few callables do."""
 CURRENT_SCOPE: Final[ContextVar[Scope | PendingScope]] = ContextVar("pytriton_current_scope", default=NO_SCOPE)

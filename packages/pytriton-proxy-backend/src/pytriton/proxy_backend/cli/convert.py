@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _undone_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise: a copy may take minutes, and half of one is not to stay in a repository."""
+    """Make SIGTERM raise an error, because a copy may take minutes and must not be left half done."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield

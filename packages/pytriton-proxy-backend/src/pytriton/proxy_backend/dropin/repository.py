@@ -215,7 +215,7 @@ def _beside(wanted: Manifest, kept: Manifest) -> Manifest:
 
 
 def _only_adds(old: Manifest, wanted: Manifest, version: int) -> bool:
-    """Return whether a version comes, and nothing that is there changes."""
+    """Return whether a version can be added without changing the existing ones."""
     return version not in old.endpoints and all(wanted.files.get(name) == digest for name, digest in old.files.items())
 
 

@@ -36,7 +36,7 @@ MAX_MESSAGE = 4096
 """How long a packet may be."""
 
 DESCRIPTORS = 4
-"""How many descriptors come with one that asks for a process."""
+"""The number of descriptors in a request for a process."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Forkserver:
         self._thread = threading.Thread(target=self._run, name="pytriton-forkserver", daemon=True)
 
     def start(self) -> None:
-        """Start it, and wait until it can be asked."""
+        """Start it, and wait until it answers."""
         self._thread.start()
         self._has_begun.wait()
         if self._error is not None:

@@ -16,10 +16,10 @@ from ..system.threads import call_safely
 __all__ = ["LOG_RATE_VARIABLE", "TAIL_LINES", "WORKER_LOGGER", "Allowance", "ProcessLog"]
 
 LOG_RATE_VARIABLE = "PYTRITON_WORKER_LOG_RATE"
-"""Environment variable: how many lines and records a second are taken of each worker process; 0 for all of them."""
+"""Environment variable: how many lines and records of each worker process are logged per second; 0 is no limit."""
 
 TAIL_LINES = 50
-"""How many of the last lines are kept."""
+"""How many lines are kept for errors."""
 
 WORKER_LOGGER = "pytriton.worker."
 """The prefix of the loggers of worker processes; `<model>.<number>` follows."""
@@ -38,7 +38,7 @@ class Allowance:
 
     def __init__(self, rate: int = _RATE) -> None:
         self.rate = rate
-        """How many pieces a second; 0 for all of them."""
+        """How many pieces per second; 0 is no limit."""
         self.left_out = 0
         """How many pieces were left out since the last report."""
         self._room = rate * _BURST_S

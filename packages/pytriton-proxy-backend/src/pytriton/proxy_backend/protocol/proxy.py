@@ -242,7 +242,7 @@ class ProxyProtocol(Generic[T]):
 
     @property
     def takes_batches(self) -> bool:
-        """Whether it may get another batch, apart from how many it has."""
+        """Whether it may get another batch, apart from the limit of its number."""
         return self.state is State.ATTACHED and self.silent_since is None
 
     def close(self) -> list[T]:

@@ -52,7 +52,7 @@ class PeerSegments:
         self.released: collections.deque[Place] = collections.deque()
 
     def announce(self, number: int, size: int, descriptors: int) -> None:
-        """Note a segment that came with so many descriptors."""
+        """Note a segment that came with this many descriptors."""
         if descriptors != 1:
             raise ProtocolError(
                 f"segment {number} was announced with {descriptors} descriptors, expected 1; where this process has "

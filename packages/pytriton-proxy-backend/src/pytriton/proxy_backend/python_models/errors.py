@@ -36,7 +36,7 @@ class TritonModelException(Exception):
 
 
 class ModelFailure(Exception):
-    """What a model has done wrong, as its caller is told: the text alone, without a type and a place."""
+    """The model made a mistake; its caller gets the text alone, without a type and a place."""
 
 
 class PythonModelError(ProxyBackendError):
@@ -131,6 +131,6 @@ def _places(error: BaseException) -> list[str]:
 
 
 def calls_model(function: _F) -> _F:
-    """Mark a function that calls what is the model's: above it nothing of an error is told."""
+    """Mark a function that calls the model: errors show no frames above it."""
     _callers.add(function.__code__)
     return function

@@ -327,7 +327,7 @@ def are_untouched(requests: Iterable[InferenceRequest]) -> bool:
 
 
 def is_to_be_rescheduled(request: InferenceRequest) -> bool:
-    """Return whether a request is to go back to Triton's scheduler."""
+    """Return whether a request goes back to Triton's scheduler."""
     return request._release_flags == RELEASE_RESCHEDULE
 
 

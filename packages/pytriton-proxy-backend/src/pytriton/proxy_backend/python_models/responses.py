@@ -42,7 +42,7 @@ def received_text(parameters: Mapping[str, ParameterValue]) -> str:
 
 
 def given_text(parameters: Mapping[str, ParameterValue]) -> str:
-    """Return the JSON text of parameters of a request or response: as `json.dumps` writes those of the model itself."""
+    """Return the JSON text of parameters of a request or response, as `json.dumps` writes the model's own."""
     return received_text(parameters) if isinstance(parameters, ReceivedParameters) else json.dumps(parameters)
 
 
@@ -120,7 +120,7 @@ def received_response(tensors: Sequence[Tensor], parameters: Mapping[str, Parame
 
 
 def plain_outputs(responses: Iterable[Any]) -> list[dict[str, Array]] | None:
-    """Return the outputs of responses as they are sent; None where one is more, or something else, than outputs."""
+    """Return the outputs of responses as they are sent; None if one has more than outputs, or something else."""
     plain = []
     for response in responses:
         if response.__class__ is not InferenceResponse or response._error is not None or response._parameters:

@@ -135,7 +135,7 @@ class OpenBatch:
 
     @property
     def batch(self) -> Batch:
-        """The batch, as long as a request of it may be open."""
+        """The batch, while a request of it may be open."""
         batch = self._loaded()
         assert batch is not None  # nobody asks once all is answered
         return batch
@@ -183,7 +183,7 @@ class OpenBatch:
             self._executing = False
 
     def note_executed(self) -> None:
-        """Have the next batch come, though this one may have open requests."""
+        """Let the next batch come, although this one may have open requests."""
         with self.state.lock:
             if self._is_at and self._sink is not None:
                 self._is_at = False
@@ -290,7 +290,7 @@ class OpenBatch:
             self._sink.note_dropped(self, index)
 
     def answer_dropped(self, index: int) -> None:
-        """Answer it."""
+        """Answer the request."""
         if self._open is None or not self._open[index]:
             return
         text = (

@@ -159,7 +159,7 @@ def sent_arrays(tensors: Iterable[Tensor]) -> dict[str, Array]:
 
 
 def wire_array(array: Array) -> Array:
-    """Return an array whose elements can be sent: what is neither bytes nor text becomes text, as Triton does it."""
+    """Return an array whose elements can be sent; like Triton, other objects than bytes and str become text."""
     if array.dtype.kind != "O":
         return array
     native = accelerator()

@@ -35,7 +35,7 @@ class WorkerPool:
         self._changed = threading.Condition()
         self._workers: dict[bytes, AttachedWorker] = {}
         self.outgoing: collections.deque[tuple[AttachedWorker, BatchInFlight]] = collections.deque()
-        """Batches that are to be sent, with their workers. Taken out by one thread."""
+        """Batches to be sent, with their workers; one thread takes them out."""
         # Batches whose worker was lost, or that never reached one.
         self._waiting: collections.deque[BatchInFlight] = collections.deque()
         self._drain_until = 0.0  # until then, batches are set aside at once

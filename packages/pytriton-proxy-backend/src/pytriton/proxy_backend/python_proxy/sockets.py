@@ -328,7 +328,7 @@ def open_listener(
     keys: tuple[Path, Path] | None,
     link_timeout_s: float = LINK_TIMEOUT_S,
 ) -> ZmqSocket:
-    """Return a socket that many connect to."""
+    """Return a listening socket, to which any number of peers may connect."""
     try:
         return ZmqSocket(
             address, listen=True, max_message_bytes=max_message_bytes, server_keys=keys, link_timeout_s=link_timeout_s

@@ -12,7 +12,7 @@ _OLD_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def usable_processors() -> float:
-    """Return how many processors this process may use at the same time, by its affinity and its container's quota."""
+    """Return how many processors this process may use at once, by its affinity and its container's quota."""
     try:
         usable = float(len(os.sched_getaffinity(0)))
     except OSError:  # a sandbox may deny the question

@@ -90,7 +90,7 @@ class OwnArena:
         self._next = 1
         # The block that was given back last, with its size, because the next one mostly has the same size.
         self._spare: tuple[int, OwnedBlock] | None = None
-        self._lent: dict[int, _LentBlock] = {}  # by the address of the first array
+        self._lent: dict[int, _LentBlock] = {}  # the key is the address of the first array
         self._records: dict[Place, int] = {}  # the records inside lent blocks
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
 

@@ -202,7 +202,7 @@ class Batch:
         self._own_inputs: list[dict[str, Array]] | None = None  # by request, if inputs differ
 
     def add_input(self, tensor: TensorEntry, array: Array) -> None:
-        """Add an input, of all requests or of one."""
+        """Add an input of all requests, or of one request."""
         if tensor.owner == layout.WHOLE_BATCH:
             self.columns[tensor.name] = array
         else:

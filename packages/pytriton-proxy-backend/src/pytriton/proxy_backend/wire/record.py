@@ -333,7 +333,7 @@ def make_record(layout: RecordLayout, tensors: Iterable[Tensor]) -> Record:
 
 
 class MetadataWriter:
-    """Puts the metadata of one record together: entries, tensors, dimensions, parameters, lists of texts, texts."""
+    """Lays out the metadata of one record: entries, tensors, dimensions, parameters, lists of texts, texts."""
 
     def __init__(
         self,

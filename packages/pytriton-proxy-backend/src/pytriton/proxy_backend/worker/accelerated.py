@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUSY_POLL_VARIABLE = "PYTRITON_BUSY_POLL_US"
-"""How many microseconds a worker looks for the next batch of a caller who is alone before it sleeps."""
+"""How many microseconds a worker spins for the next batch of a lone caller before it sleeps."""
 _BUSY_POLL_US = 400
 _MOST_BUSY_POLL_US = 10_000
 _LEAST_PROCESSORS = 2
@@ -106,7 +106,7 @@ class AcceleratedSource:
         self._lane.close()
 
     def next(self) -> Execution | None:
-        """Serve plain batches until another one comes, which may have been called already; `None` at the end."""
+        """Serve plain batches; return the first other one, maybe with its callable called, or `None` at the end."""
         connection = self._connection
         while True:
             if (batch := connection.next_pending()) is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..python_proxy.keys import CurveKeys
 
 Connect = Callable[[str, int, int], Link]
-"""Connects and greets: takes the worker's name, how many batches it takes at once, and its capabilities."""
+"""Connects and greets, with the worker's name, its most batches in flight, and its capabilities."""
 
 
 def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None, *, insecure: bool) -> Connect:

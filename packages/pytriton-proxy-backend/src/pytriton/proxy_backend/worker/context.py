@@ -122,7 +122,7 @@ def open_tracer(trace_config: Sequence[str]) -> tuple[Any, Callable[[], None]]:
 
 
 class Warmup(Sequence[Sequence[Request]]):
-    """Batches of one request each, made when they are asked for."""
+    """Batches of one request each, made on demand."""
 
     def __init__(self, warmups: Sequence[Mapping[str, Any]], model: ModelSpec) -> None:
         self._model = model

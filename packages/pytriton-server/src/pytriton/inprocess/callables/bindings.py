@@ -61,7 +61,7 @@ class RunningServer(Protocol):
         """Unload a model, whatever the mode of control is, without waiting."""
 
     def is_listed(self, name: str) -> bool:
-        """Tell whether a repository has a folder for a model, loaded or not."""
+        """Return whether a repository has a folder for a model, loaded or not."""
 
 
 class BoundCallables:
@@ -172,7 +172,7 @@ class BoundCallables:
         self._is_warm.add(place)
 
     def busy(self) -> list[str]:
-        """Say which callables are at a batch, and where in their code. From any thread."""
+        """Return which callables are serving a batch, and where in their code. Any thread may call this."""
         return [
             f"the inference callable of model {self.bound.name!r} (version {self.bound.version}) has not returned; "
             f"what it does right now:\n{stack}"
@@ -298,11 +298,11 @@ class Bindings:
                 self._load(server, name)
 
     def are_calling(self) -> bool:
-        """Tell whether a bound callable runs in this thread or task."""
+        """Return whether a bound callable runs in this thread or task."""
         return calling_model(self._context) is not None
 
     def busy(self) -> list[str]:
-        """Say which bound callables are at a batch, and where in their code. From any thread."""
+        """Return which bound callables are serving a batch, and where in their code. Any thread may call this."""
         return [text for model in list(self._models.values()) for text in model.busy()]
 
     # -----------------------------------------------------------------------------------------------------------------

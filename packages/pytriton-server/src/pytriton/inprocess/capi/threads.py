@@ -51,7 +51,7 @@ def unloading() -> Iterator[None]:
 
 
 def unloading_threads() -> int:
-    """Return how many threads of this process unload models, this one left out."""
+    """Return how many other threads of this process unload models."""
     return len(_threads(_UNLOAD))
 
 

@@ -128,7 +128,7 @@ class Session(ServerAccess):
         return flag.value
 
     def metrics(self, metric_format: MetricFormat) -> str:
-        """Return the metrics of all servers of this process, as text of a format."""
+        """Return the metrics of all servers of this process as text in one of the formats."""
         text, size = ctypes.c_char_p(), ctypes.c_size_t()
         with self.use() as handle:
             metrics = MetricsHandle()
@@ -181,7 +181,7 @@ class Session(ServerAccess):
                 raise self._no_model(name)
 
     def is_listed(self, name: str) -> bool:
-        """Tell whether a repository has a folder for a model, loaded or not."""
+        """Return whether a repository has a folder for a model, loaded or not."""
         return any(model["name"] == name for model in self.index())
 
     def _is_in_memory_only(self, handle: ServerHandle, name: str) -> bool:

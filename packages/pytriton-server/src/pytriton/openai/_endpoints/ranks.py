@@ -77,7 +77,7 @@ async def _compare(
     desk: Desk, link: Link, body: Body, request: Request, firsts: Sequence[str], seconds: Sequence[str],
     names: Sequence[str],
 ) -> tuple[list[float], dict[str, int]]:  # fmt: skip
-    """Return a score for each pair, the first one of one text or of as many, and the counts of tokens."""
+    """Return a score for each pair, and the counts of tokens; `firsts` is one text, or one for each of `seconds`."""
     for name, texts in zip(names, (firsts, seconds), strict=True):
         if not 0 < len(texts) <= MOST_TEXTS:
             raise OpenAIError(

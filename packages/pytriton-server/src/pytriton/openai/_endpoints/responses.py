@@ -67,7 +67,7 @@ class _Answer:
         self._number = -1
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer, when all of it is there."""
+        """Return the complete answer."""
         async with aclosing(self._generation.parts()) as parts:
             async for _, part in parts:
                 self._parts.append(part)

@@ -172,7 +172,7 @@ def _text_of(part: Any, where: str) -> str:
 
 
 def _read_tools(body: ResponseRequest) -> tuple[list[dict[str, Any]] | None, Any]:
-    """Return the tools and the choice among them, as chats have them."""
+    """Return the tools and the choice among them in the form of chats."""
     tools: list[dict[str, Any]] = []
     for index, tool in enumerate(body.tools or ()):
         if tool.get("type") != "function" or not isinstance(tool.get("name"), str):

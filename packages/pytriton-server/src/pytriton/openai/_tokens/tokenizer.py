@@ -21,7 +21,7 @@ class Tokenizer:
         told.no_padding()
         told.no_truncation()
         self.size: int = told.get_vocab_size()
-        """How many tokens it has; each is less."""
+        """The number of its tokens; each token is less than this."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the tokens of a text."""

@@ -107,7 +107,7 @@ class Deployment:
         return not self._deployer.has_others({model.name for model in self._all()})
 
     def prepare(self, model: WorkerService) -> None:
-        """Start the workers of a model that the server is going to load. They attach as soon as it has."""
+        """Start the workers of a model that the server will load. They attach as soon as it is loaded."""
         if model.endpoint(self._endpoints).exists():
             # The requests of a model with this name were cut off, and its end takes time.
             model.generation = next(self._generations)

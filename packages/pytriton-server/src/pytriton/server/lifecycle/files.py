@@ -105,7 +105,7 @@ class ServerFiles:
             yield
 
     def resize_cache(self, cache_bytes: int) -> None:
-        """Have the next server that loads the models keep so many bytes of answers."""
+        """Make the server keep this many bytes of answers from its next load on."""
         if cache_bytes != self._deployment.cache_bytes:
             self._deployment.cache_bytes = cache_bytes
             self.write_models()

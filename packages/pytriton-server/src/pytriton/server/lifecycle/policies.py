@@ -44,7 +44,7 @@ class RestartPolicy:
     """
 
     max_crashes: int = 5
-    """With so many deaths, or failed starts, within `crash_window_s`, it is given up; at least 1."""
+    """After this many deaths or failed starts within `crash_window_s`, it is given up; at least 1."""
     crash_window_s: float = 60.0
     """See `max_crashes`; more than 0 seconds."""
     first_delay_s: float = 0.1
@@ -75,7 +75,7 @@ class RestartSchedule:
 
     @property
     def crashes(self) -> int:
-        """How many there were in the last `crash_window_s`, as of the last one."""
+        """How many there were in the `crash_window_s` before the last one."""
         return len(self._crashes)
 
     def next_delay_s(self) -> float | None:

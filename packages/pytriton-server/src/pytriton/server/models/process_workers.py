@@ -121,7 +121,7 @@ class ProcessWorker:
         self.kwargs = _checked_kwargs(kwargs)
         """Keyword arguments of the factory."""
         self.copies = _integer("copies", copies, MAX_COPIES)
-        """How many processes."""
+        """The number of processes."""
         self.environments = _checked_environments(env, self.copies)
         """The variables of each copy."""
         self.python = _checked_python(python)

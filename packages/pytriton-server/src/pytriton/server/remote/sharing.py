@@ -42,7 +42,7 @@ ENDPOINT_PARAMETER = "pytriton_endpoint"
 DIGEST_PARAMETER = "pytriton_digest"
 """Parameter of the configuration that has `models_digest` the model."""
 REPLACED_PARAMETER = "pytriton_replaced"
-"""Parameter of the configuration of a model that has taken the place of one from the server's own repository."""
+"""This parameter in a configuration marks a model that replaced one of the server's own repository."""
 
 _LOAD_SUFFIX = ".load"
 _POLL_S = 0.02

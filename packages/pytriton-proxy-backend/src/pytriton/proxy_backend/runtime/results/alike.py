@@ -54,7 +54,7 @@ class AlikeResponses:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many are kept that they should go."""
+        """Whether enough responses are kept to send them."""
         return len(self._pieces) >= _MOST_TOGETHER
 
     def add(self, result: Any) -> bool:
