@@ -237,6 +237,9 @@ def test_outputs_are_hinted_and_never_none() -> None:
     empty: Any = TypedDict("empty", {})
     with pytest.raises(PyTritonBadParameterError, match="has no members"):
         model(hinted(float, empty))
+    for several in (tuple, tuple[str, int], tuple[float, ...]):
+        with pytest.raises(PyTritonBadParameterError, match="several outputs need names; return a NamedTuple, a data"):
+            model(hinted(float, several))
 
 
 def test_parameters_are_inputs_by_name() -> None:

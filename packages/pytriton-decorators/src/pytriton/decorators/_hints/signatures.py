@@ -22,6 +22,7 @@ __all__ = ["OUTPUT", "ModelSignature", "describe_tensors", "layer_of_requests", 
 OUTPUT = "output"
 """The name of the output of a function that returns one value."""
 _UNKNOWN = "what it names has to be known at the level of the module when the function is decorated"
+_SEVERAL = "several outputs need names; return a NamedTuple, a dataclass or a TypedDict, whose members are the outputs"
 _STREAMS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _QUALIFIERS = ("NotRequired", "Required", "ReadOnly")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -281,6 +282,8 @@ def _outputs(hint: Any, batched: bool, shown: str, *, decoupled: bool) -> Output
     hint = plain_hint(hint)
     names = _member_names(hint)
     if names is None:
+        if hint is tuple or typing.get_origin(hint) is tuple:
+            raise rejected(f"the result of {shown}", hint, _SEVERAL)
         return Outputs("value", {OUTPUT: _output(hint, batched, f"the result of {shown}")})
     members = {
         name: member for name, member in typing.get_type_hints(hint, include_extras=True).items() if name in names
