@@ -251,7 +251,7 @@ def wait_line(process: subprocess.Popen[str], expected: str) -> None:
 
 
 class Link:
-    """A TCP link that can be cut as a cable is: nothing comes through, and nobody is told."""
+    """A TCP link that can be cut as a cable is: nothing comes through, and neither side gets an error."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)

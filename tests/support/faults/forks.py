@@ -58,7 +58,7 @@ def fork(kind: float = FORK) -> int:
         process.start()
         assert process.pid is not None
         return apart(process.pid)
-    # As a library does it: nothing of Python is told. The interpreter's lock is kept, or the child never had it again.
+    # Fork as a C library does: Python's fork hooks do not run. Keep the GIL, or the child could never take it.
     pid = int(ctypes.PyDLL(None).fork()) if kind == RAW_FORK else os.fork()
     if pid == 0:
         sleep()
@@ -81,7 +81,7 @@ def say(*words: object) -> None:
 
 
 def infer(requests: Any) -> Any:
-    """Double, and say what it was told to do."""
+    """Double the input, and do what the request asks for."""
     x = requests[0]["x"]
     number = float(x.flat[0])
     if number in (FORK, MULTIPROCESSING, RAW_FORK):

@@ -52,7 +52,7 @@ class Relay:
         self._listening.close()
 
     def drop(self) -> None:
-        """End the connections that there are; whoever connects anew is served again."""
+        """End the connections that there are; a caller that connects again is served."""
         self._dropped = self.connections
 
     def _accept(self) -> None:

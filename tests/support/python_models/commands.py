@@ -1,4 +1,4 @@
-"""What the models `faults` and `streams` are told to do: expressions that they evaluate."""
+"""Expressions that tests send to the models `faults` and `streams`, which evaluate them."""
 
 FAULTS = [
     # What is right.

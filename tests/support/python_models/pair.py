@@ -205,7 +205,7 @@ class Side:
         return found
 
     def cancel(self, model: str, inputs: Mapping[str, Array], begun: Path) -> Any:
-        """Make a request and cancel it once a file is there; return what the caller is told."""
+        """Make a request and cancel it once a file is there; return the answer that the caller gets."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = self._clients["grpc"].async_infer(
             model,
