@@ -7,13 +7,13 @@ namespace pytriton {
 
 // Batches with a tensor of more dimensions are served by Python, not by the accelerator.
 constexpr int kAcceleratedDims = 8;
-// Metadata of a record is compared with that of earlier records up to so many bytes.
+// Larger metadata of a record is not compared with that of earlier records.
 constexpr uint64_t kComparedBytes = 65536;
-// Outputs up to so many bytes are copied, which costs less than to send them from where they are.
+// Larger outputs are sent from where they are; copying smaller ones costs less.
 constexpr uint64_t kLargestCopiedBytes = 2097152;
-// Payloads of a record up to so many bytes are copied without letting other threads run meanwhile.
+// Larger payloads of a record are copied without the GIL, so that other threads can run.
 constexpr uint64_t kSmallRecordBytes = 65536;
-// A response up to so many bytes may be acknowledged with the next batch, a larger one is at once.
+// A larger response is acknowledged at once, a smaller one possibly with the next batch.
 constexpr uint64_t kAcknowledgedLaterBytes = 65536;
 // Triton's number of BYTES.
 constexpr uint32_t kBytesType = 13;

@@ -72,7 +72,7 @@ class DLManagedTensorVersioned(ctypes.Structure):
     )
 
 
-# By the address of its structure: what a capsule refers to, until its reader has done with it.
+# The objects that a capsule refers to, by the address of its structure. Its deleter removes them.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 

@@ -64,11 +64,11 @@ class _Child:
 
     def __init__(self, channel: socket.socket, counters: Counters) -> None:
         self.counters = counters
-        """Where it is counted what the worker does; the parent has them, too."""
+        """The counters of the worker, in memory that the parent process shares."""
         self._channel = channel
         self._sender = MessageSender(channel)
         self._wake = threading.Event()
-        # How long what is in flight may take, once it is to stop.
+        # How many seconds the batches in flight get once the worker was asked to stop.
         self._stop_timeout_s: float | None = None
         self._worker: Worker | None = None
         self._cut_since: float | None = None

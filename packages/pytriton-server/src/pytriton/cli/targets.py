@@ -163,7 +163,7 @@ def _tritons(module: ModuleType) -> Iterator[tuple[str, Triton]]:
 
 
 def _is_own(found: Any, module: ModuleType) -> bool:
-    """Return whether the module itself defines it; objects and imported names must be named."""
+    """Return whether the module itself defines this class or function, so that nobody has to name it."""
     return hasattr(found, "__qualname__") and found.__module__ == module.__name__
 
 

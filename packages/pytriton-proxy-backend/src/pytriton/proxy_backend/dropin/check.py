@@ -30,7 +30,7 @@ from .repository import DropInModel, models_at
 
 __all__ = ["Finding", "Level", "check_model", "find_server"]
 
-# The library by flavour.
+# The name of the backend's library for each flavour of model.
 _LIBRARIES = {"native": LIBRARY_NAME, "hosts": PYTHON_LIBRARY_NAME}
 # pytriton-server looks it up in the same way, but need not be installed here.
 _SERVER_VARIABLE = "PYTRITON_TRITONSERVER_DIR"

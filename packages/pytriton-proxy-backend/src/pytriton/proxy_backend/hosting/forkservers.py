@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # From this number of hosts on, a forkserver saves more memory than it takes.
 _LEAST = 3
-# Whoever ends forkservers may end the next one, too.
+# Something kills the forkservers if the second one dies as well, so there is no third.
 _TRIES = 2
 # The forkserver that this process has forked from itself.
 _early: list[tuple[Launch, Forkserver]] = []

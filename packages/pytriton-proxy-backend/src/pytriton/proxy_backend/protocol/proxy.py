@@ -125,7 +125,7 @@ class ProxyProtocol(Generic[T]):
                 f"of this one, pytriton.json in its version folder"
             )
 
-    # ---- what comes -------------------------------------------------------------------------------------------------
+    # ---- receiving --------------------------------------------------------------------------------------------------
 
     def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> tuple[Header, T | None]:
         """Take a packet: check it, note what it says, and return its header and the batch of a RESPONSE or FAIL.
@@ -185,7 +185,7 @@ class ProxyProtocol(Generic[T]):
         """Note that a block of the worker may go back to it."""
         self._consumed += 1
 
-    # ---- what goes --------------------------------------------------------------------------------------------------
+    # ---- sending ----------------------------------------------------------------------------------------------------
 
     def send_batch(self, batch: T, length: int, now: float) -> bytes:
         """Return BATCH; the record of `length` bytes is in the batch's block."""

@@ -100,7 +100,7 @@ class Metric:
         self._number: int | None = _asked("Error when creating Metric", calls.metric, family, labels, buckets)
 
     def clear(self) -> None:
-        """Forget it: its family is deleted."""
+        """Forget the metric, because its family was deleted."""
         self._number = None
 
     def increment(self, value: float) -> None:

@@ -71,7 +71,7 @@ class _LaneSource(AcceleratedSource):
     _service: ModelService
 
     def make_requests(self, *parts: Any) -> Any:
-        """See `_accelerator.Host`."""
+        """Make the requests of a batch, for the accelerator."""
         return self._make_batch(*parts)
 
     def execution(self, batch: Batch, called: Call | None = None) -> Any:
@@ -154,6 +154,6 @@ class SharedSource:
         self._connection.fail(number, text, code)
 
     def note_dropped(self, batch: OpenBatch, index: int) -> None:
-        """See `Sink`; from a destructor, so without the lock."""
+        """Note a request that the model dropped. A destructor calls this, so it must not take the lock."""
         self._dropped.append((batch, index))
         self._bell.ring()

@@ -205,7 +205,7 @@ class InferenceRequest:
         return InferenceTrace(batch.load_fields(self._index)[5], (batch.number, self._index))
 
     def requested_output_names(self) -> set[str]:
-        """Return the outputs that are wanted."""
+        """Return the names of the outputs that the caller asked for."""
         if self._load is None:
             return set(self._outputs)
         return set(self._received().load_requested_outputs(self._index))

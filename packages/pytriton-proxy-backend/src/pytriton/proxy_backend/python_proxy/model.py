@@ -262,10 +262,7 @@ class TritonCaller:
             logger.error("a response was not accepted by Triton: %s", error)
 
     def wait(self) -> Any:
-        """Return the response.
-
-        Once there is one: every batch is answered by its worker, or failed when that is gone.
-        """
+        """Wait for the response, and return it. The wait ends, because a batch fails when its worker is gone."""
         self._answered.wait()
         return self._response
 

@@ -10,10 +10,10 @@ from typing import Final
 ACCELERATED_DIMS: Final = 8
 """Batches with a tensor of more dimensions are served by Python, not by the accelerator."""
 COMPARED_BYTES: Final = 64 << 10
-"""Metadata of a record is compared with that of earlier records up to so many bytes."""
+"""Larger metadata of a record is not compared with that of earlier records."""
 LARGEST_COPIED_BYTES: Final = 2 << 20
-"""Outputs up to so many bytes are copied, which costs less than to send them from where they are."""
+"""Larger outputs are sent from where they are; copying smaller ones costs less."""
 SMALL_RECORD_BYTES: Final = 64 << 10
-"""Payloads of a record up to so many bytes are copied without letting other threads run meanwhile."""
+"""Larger payloads of a record are copied without the GIL, so that other threads can run."""
 ACKNOWLEDGED_LATER_BYTES: Final = 64 << 10
-"""A response up to so many bytes may be acknowledged with the next batch, a larger one is at once."""
+"""A larger response is acknowledged at once, a smaller one possibly with the next batch."""

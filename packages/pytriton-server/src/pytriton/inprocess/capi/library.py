@@ -66,7 +66,7 @@ class NativeLibrary:
         self._keeping_gil = ctypes.PyDLL(path, handle=self._library._handle)
 
     def function(self, name: str, result: Any, *arguments: Any, keep_gil: bool = False) -> Any:
-        """Declare a function."""
+        """Return a function of the library with its types; `keep_gil` keeps the GIL during its calls."""
         library = self._keeping_gil if keep_gil else self._library
         # Indexing makes a new function object each time.
         found = library[f"pytriton_inprocess_{name}"]

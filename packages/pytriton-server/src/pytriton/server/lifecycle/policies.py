@@ -75,7 +75,7 @@ class RestartSchedule:
 
     @property
     def crashes(self) -> int:
-        """How many there were in the `crash_window_s` before the last one."""
+        """The number of crashes in the `crash_window_s` up to the last one, which counts as well."""
         return len(self._crashes)
 
     def next_delay_s(self) -> float | None:

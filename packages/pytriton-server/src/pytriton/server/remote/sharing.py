@@ -64,11 +64,11 @@ class ModelOnServer:
     """A model on the server, whoever loaded it."""
 
     endpoint: Path | None
-    """The socket of its workers; None if it is not ours, or has several versions."""
+    """The socket of its workers; None if this package did not make the model, or it has several versions."""
     digest: str | None
-    """See `models_digest`; None if it is not ours."""
+    """See `models_digest`; None if this package did not make the model."""
     has_replaced: bool = False
-    """Whether it is ours and replaced a model of the server's repository."""
+    """Whether this package made the model, in place of one of the server's repository."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelOnServer":
