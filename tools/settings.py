@@ -16,10 +16,10 @@ from dataclasses import MISSING
 from pathlib import Path
 
 from pytriton.inprocess.callables.backend import Instance
-from pytriton.proxy_backend.settings import FORMAT, ProxySettings, PythonProxySettings
+from pytriton.proxy_backend.settings import FORMAT, ProxySettings, PythonProxySettings, parameter_fields
 from pytriton.proxy_backend.wire import dtypes, limits
 from pytriton.proxy_backend.wire.layout import ParameterType
-from pytriton.proxy_backend.wire.settings import ServingSettings, SettingField, setting_fields
+from pytriton.proxy_backend.wire.settings import SettingField, setting_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = "packages/pytriton-proxy-backend/native"
@@ -236,7 +236,7 @@ def parameter_rows() -> Iterator[str]:
     """Yield the table of the parameters that set something for a `model.py` on workers."""
     yield "| parameter | default | |"
     yield "|---|---|---|"
-    for field in setting_fields(ServingSettings):
+    for field in parameter_fields():
         default = (
             field.about.unset
             if field.optional

@@ -111,7 +111,7 @@ LIBRARIES = (
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
             *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/input_ranks.cc", "proxy/late_ends.cc"),
-            *("proxy/record.cc", "proxy/response_cache.cc"),
+            *("proxy/record.cc", "proxy/response_cache.cc", "proxy/stream_pace.cc"),
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         ("-include", str(NATIVE / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),

@@ -197,7 +197,7 @@ def test_the_page_on_models_has_every_field_of_the_configuration() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", table, flags=re.MULTILINE)
     assert [name for name, _ in rows] == list(vars(ModelConfig()))
     said = {name: default.strip("`") for name, default in rows}
-    assert said.pop("arena_budget_bytes") == "4 GiB"
+    assert (said.pop("arena_budget_bytes"), said.pop("stream_backlog_bytes")) == ("4 GiB", "4 MiB")
     assert said.pop("batcher") == "DynamicBatcher()"
     values = vars(ModelConfig())
     assert said == {name: f"{values[name]:g}" if type(values[name]) is float else str(values[name]) for name in said}

@@ -145,6 +145,10 @@ class DropIn:
             path = folder / "pytriton-proxy.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), field.name: value}))
 
+    def conf(self, name: str) -> list[str]:
+        """Return the lines of the file with the settings."""
+        return (self._repository / name / "1" / "pytriton.conf").read_text().splitlines()
+
     def without_worker(self, name: str) -> None:
         """There is none."""
 
@@ -315,10 +319,32 @@ def cache_bytes(way: Way) -> None:
         assert infer(way.url, name, COUNT) != infer(way.url, name, COUNT)
 
 
+def _of_streams(way: Way, setting: str, value: float, line: str) -> None:
+    """What the setting does is tried in tests/streaming, where models have streams."""
+    if isinstance(way, DropIn) and way.flavour == "python":
+        with pytest.raises(RefusedError, match="the Python proxy does not see how fast"):
+            way.add(**{setting: value})
+        return
+    name = way.add(**{setting: value})
+    with way.worker(name):
+        assert infer(way.url, name, 1.0) == [2.0]
+    if isinstance(way, DropIn):
+        assert line in way.conf(name)
+
+
+def stream_backlog_bytes(way: Way) -> None:
+    _of_streams(way, "stream_backlog_bytes", 8192, "stream_backlog_bytes = 8192")
+
+
+def stream_stall_timeout_s(way: Way) -> None:
+    _of_streams(way, "stream_stall_timeout_s", 2.5, "stream_stall_timeout_ms = 2500")
+
+
 CHECKS: Mapping[str, Callable[[Way], None]] = {
     check.__name__: check
     for check in (
         attach_timeout_s, arena_budget_bytes, arena_idle_s, execution_timeout_s, repeatable, cache_bytes,
+        stream_backlog_bytes, stream_stall_timeout_s,
     )
 }  # fmt: skip
 # What follows from the model, its configuration or where it is, and nobody chooses.

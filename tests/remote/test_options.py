@@ -245,6 +245,8 @@ CONFIG = {
     "arena_budget_bytes": of_workers("arena_budget_bytes", 1 << 20, "arena_budget_bytes = 1048576"),
     "attach_timeout_s": of_workers("attach_timeout_s", 3.5, "attach_timeout_ms = 3500"),
     "repeatable": of_workers("repeatable", True, "repeatable = true"),
+    "stream_backlog_bytes": of_workers("stream_backlog_bytes", 8192, "stream_backlog_bytes = 8192"),
+    "stream_stall_timeout_s": of_workers("stream_stall_timeout_s", 2.5, "stream_stall_timeout_ms = 2500"),
     "send_tracebacks": send_tracebacks,
     "execution_timeout_s": execution_timeout_s,
     "parameters": parameters,

@@ -99,6 +99,7 @@ void Slot::OnMessage(Message message) {
     return;
   }
   call_->SendMessage(std::move(message));
+  guard::GivenResponse::Note(call_->body_.backlog);
   // The one message of ModelInfer goes with its status.
   if (call_->kind_ == Call::Kind::kStreamInfer) call_->connection_->Flush(&lock);
 }
@@ -168,6 +169,7 @@ void Call::Route() {
     kind_ = service_->forwards_all ? Kind::kForwarded : Kind::kInfer;
   } else if (path_ == kStreamInferPath) {
     kind_ = Kind::kStreamInfer;
+    body_.backlog = std::make_shared<guard::StreamBacklog>();
   } else {
     kind_ = Kind::kForwarded;
     return;
@@ -269,8 +271,7 @@ void Call::OnClosed() {
   is_gone_ = true;
   ForgetTimer();
   CancelAll(guard::Outcome::kCancelled);
-  body_.pieces.clear();
-  body_.size = 0;
+  body_.Clear();
 }
 
 void Call::ForgetTimer() {
@@ -444,14 +445,14 @@ void Call::SendMessage(Message message) {
   if (kind_ == Kind::kStreamInfer) {
     const uint64_t unread = body_.size > kFreeUnread ? body_.size : 0;
     if (unread > unread_ && !service_->reserve(unread - unread_)) {
-      body_.pieces.clear();
-      body_.size = 0;
+      body_.Clear();
       return Finish({Code::kResourceExhausted, "The client reads the responses of the stream too slowly: " +
                                                    std::to_string(unread) + " bytes wait for it, and the guard's "
                                                    "max_in_flight_bytes leaves no more memory."});
     }
     if (unread < unread_) service_->release(unread_ - unread);
     unread_ = unread;
+    body_.Note();
     SendHeaders();
     Resume();
   }

@@ -45,6 +45,16 @@ void Body::Add(Chunk chunk) {
   pieces.push_back(std::move(piece));
 }
 
+void Body::Clear() {
+  pieces.clear();
+  size = 0;
+  Note();
+}
+
+void Body::Note() {
+  if (backlog != nullptr) backlog->Set(size + pieces.size() * (guard::StreamBacklog::kLeast / 2));
+}
+
 void Body::Add(std::string_view text) {
   Chunk chunk;
   chunk.data = std::make_unique<char[]>(text.size());
@@ -132,6 +142,7 @@ struct Callbacks {
       front.size -= size;
       if (front.size == 0) body->pieces.pop_front();
     }
+    body->Note();
     return 0;
   }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../guard/stream_backlog.h"
 #include "inference.h"
 #include "loop.h"
 #include "nghttp2.h"
@@ -30,11 +31,15 @@ struct Piece {
 struct Body {
   void Add(Chunk chunk);
   void Add(std::string_view text);
+  void Clear();
+  // Tells the backlog of its stream, where that has one, how much waits.
+  void Note();
 
   std::deque<Piece> pieces;
   size_t size = 0;
   bool is_ended = false;
   Fields trailers;  // sent behind the pieces where there are any
+  std::shared_ptr<guard::StreamBacklog> backlog;
 };
 
 class Http2Connection : public Pollable, public std::enable_shared_from_this<Http2Connection> {

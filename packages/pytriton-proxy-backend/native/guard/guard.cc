@@ -618,6 +618,7 @@ void BeginOutcome(Guard* guard, Connection* connection) {
   if (connection->scan.FindInference(&path)) {
     request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
     request->is_stream = path.is_stream;
+    if (path.is_stream) request->backlog = std::make_shared<StreamBacklog>();
     request->has_chunks = path.has_chunks;
     request->is_post = path.is_post;
     if (connection->scan.keeps_text()) {
@@ -863,6 +864,10 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
   if (error != nullptr) {
     NoteError(request, error);
     g_triton.delete_error(error);
+  }
+  if (response != nullptr && request->backlog != nullptr) {
+    if (const uint64_t bytes = GivenResponse::TakeBytes(); bytes > 0) request->backlog->Add(bytes);
+    GivenResponse::Note(request->backlog);
   }
   if (is_final) {
     request->Conclude();
@@ -1366,6 +1371,7 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
   if (connection == nullptr) return next(fd, parts, count);
   HttpAnswers& answers = connection->answers;
+  const uint64_t chunks = answers.chunks();
   const bool begins = answers.is_at_begin() && connection->awaits_response();
   const std::string status = begins ? StatusIn(parts, count) : "";
   BeginResponse(guard, connection, fd, status);
@@ -1384,6 +1390,9 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   if (size > 0 && static_cast<size_t>(size) < most) answers.Feed(parts, static_cast<size_t>(size));
   if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
   if (size > 0 && !status.empty()) OnResponse(guard, connection);
+  if (connection->streamed != nullptr && answers.chunks() != chunks) {
+    connection->streamed->backlog->Take(answers.chunks() - chunks);
+  }
   return size;
 }
 
@@ -1621,6 +1630,28 @@ EXPORT void pytriton_guard_ignore_parameters(const void* instance) {
 
 EXPORT void pytriton_guard_remove_instance(const void* instance) {
   if (Guard* guard = Active(); guard != nullptr) guard->models.Remove(instance);
+}
+
+// For the proxy backend, see `stream_pace.h` there. A stream is a StreamBacklog, shared with whoever has taken it.
+EXPORT void pytriton_guard_announce_response(uint64_t bytes, bool wants_stream) {
+  GivenResponse::Announce(bytes, wants_stream);
+}
+
+EXPORT void* pytriton_guard_take_stream() {
+  auto stream = GivenResponse::TakeStream();
+  return stream == nullptr ? nullptr : new std::shared_ptr<StreamBacklog>(std::move(stream));
+}
+
+EXPORT uint64_t pytriton_guard_stream_waiting(const void* stream) {
+  return (*static_cast<const std::shared_ptr<StreamBacklog>*>(stream))->waiting();
+}
+
+EXPORT void pytriton_guard_wake_below(void* stream, uint64_t bytes, int event_fd) {
+  (*static_cast<std::shared_ptr<StreamBacklog>*>(stream))->WakeBelow(bytes, event_fd);
+}
+
+EXPORT void pytriton_guard_drop_stream(void* stream) {
+  delete static_cast<std::shared_ptr<StreamBacklog>*>(stream);
 }
 
 EXPORT TRITONSERVER_Error* TRITONSERVER_ServerDelete(TRITONSERVER_Server* server) {

@@ -36,6 +36,7 @@ size_t HttpAnswers::Feed(std::string_view text) {
       const size_t part = static_cast<size_t>(std::min<uint64_t>(rest.size(), left_));
       left_ -= part;
       used += part;
+      if (left_ == 0 && state_ == State::kChunk) ++chunks_;
       if (left_ == 0) state_ = state_ == State::kBody ? State::kHead : State::kChunkSize;
     } else {
       used += FeedLine(rest);

@@ -24,6 +24,9 @@ class HttpAnswers {
   // As before. Of `parts` it reads `most` bytes, which are no more than they have.
   size_t Feed(const iovec* parts, size_t most);
 
+  // How many chunks have passed, of all responses together.
+  uint64_t chunks() const { return chunks_; }
+
  private:
   enum class State { kHead, kBody, kChunkSize, kChunk, kTrailers, kLost };
 
@@ -34,6 +37,7 @@ class HttpAnswers {
   State state_ = State::kHead;
   std::string line_;   // the head, or a line of chunks, as far as it has come
   uint64_t left_ = 0;  // of the body, or of the chunk and what ends its line
+  uint64_t chunks_ = 0;
 };
 
 // "200" and what follows, in part, of bytes that begin a response; empty where they begin none, or one that announces another

@@ -12,6 +12,7 @@
 
 #include "generate_answer.h"
 #include "generate_errors.h"
+#include "stream_backlog.h"
 
 namespace pytriton::guard {
 
@@ -94,6 +95,8 @@ class RequestOutcome {
   // Of HTTP, for the thread that serves the connection, until the request is in Triton: whether the response is a stream,
   // whether Triton will say how it ends, and whether the caller understands chunks.
   bool is_stream = false;
+  // Of a stream: what waits for its caller. It stays as it is once the request is in Triton.
+  std::shared_ptr<StreamBacklog> backlog;
   bool is_submitted = false;
   bool has_chunks = true;
   bool is_post = true;

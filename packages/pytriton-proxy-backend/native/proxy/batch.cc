@@ -531,6 +531,14 @@ void Batch::Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error
   if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
+void Batch::SendToStream(Item& item, TRITONBACKEND_Response* response, uint64_t bytes) {
+  AnnounceResponse(bytes, item.pace == nullptr);
+  Send(response, false, nullptr);
+  if (item.pace != nullptr) return;
+  void* const stream = TakeStream();
+  if (stream != nullptr) item.pace = std::make_unique<StreamPace>(stream);
+}
+
 namespace {
 
 // Whether nothing more comes for the request of a decoupled model.
@@ -742,7 +750,7 @@ void Batch::Respond(const ResponseRecord& record) {
     Item& item = items_[entry.request];
     if (!item.open) {
       // Of an expired batch nobody waits for one: that it was late is in the log already.
-      if (expired) continue;
+      if (expired || item.given_up) continue;
       PYTRITON_LOG(WARN, "a worker answered request " + std::to_string(entry.request) + " of batch " +
                              std::to_string(id_) + " after its last response; the answer is dropped");
       continue;
@@ -777,8 +785,10 @@ void Batch::Respond(const ResponseRecord& record) {
         SendError(item, TRITONSERVER_ERROR_UNAVAILABLE, "no response could be made: " + error);
         item.open = false;
       } else {
+        uint64_t bytes = 0;
         for (uint32_t at = chain.first; at != kNone; at = slices.all[at].next) {
           if (!WriteOutput(response, slices.all[at], &dims, &error)) break;
+          bytes += slices.all[at].length;
         }
         record.Parameters(entry, &parameters);
         for (const auto& parameter : parameters) {
@@ -794,7 +804,11 @@ void Batch::Respond(const ResponseRecord& record) {
           Keep(cache, std::move(*item.question), slices, chain.first, parameters);
           item.question.reset();
         }
-        Send(response, last, failure);
+        if (last) {
+          Send(response, last, failure);
+        } else {
+          SendToStream(item, response, bytes);
+        }
         item.ended = last;
         if (last) item.open = false;
       }
@@ -880,6 +894,41 @@ void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
       cancelled(i);
     }
   }
+}
+
+void Batch::LookAtPaces(
+    uint64_t most_waiting, int wake_fd, uint64_t now_ns, const std::function<bool(uint32_t, bool)>& tell) {
+  for (uint32_t i = 0; i < size(); ++i) {
+    StreamPace* const pace = items_[i].pace.get();
+    if (pace == nullptr) continue;
+    const bool was_paused = pace->is_paused();
+    // The worker goes on with the others of a batch where one has ended, or its caller has left.
+    const bool pauses = items_[i].open && !items_[i].cancelled && pace->Look(most_waiting, wake_fd, now_ns);
+    // The time of the worker begins anew.
+    if (was_paused && !pauses) active_ns_ = now_ns;
+    if (pauses != pace->is_told && tell(i, pauses)) pace->is_told = pauses;
+  }
+}
+
+bool Batch::is_paused() const {
+  return std::any_of(items_.begin(), items_.end(), [](const Item& item) {
+    return item.open && !item.cancelled && item.pace != nullptr && item.pace->is_paused();
+  });
+}
+
+void Batch::EndStalled(
+    uint64_t limit_ns, uint64_t now_ns, const std::string& text, const std::function<void(uint32_t)>& cancelled) {
+  bool is_any = false;
+  for (uint32_t i = 0; i < size(); ++i) {
+    Item& item = items_[i];
+    if (!item.open || item.cancelled || item.pace == nullptr || item.pace->stalled_ns(now_ns) < limit_ns) continue;
+    SendError(item, TRITONSERVER_ERROR_CANCELLED, text);
+    item.open = item.success = false;
+    item.given_up = true;
+    item.cancelled = is_any = true;
+    cancelled(i);
+  }
+  if (is_any) Finish(now_ns);
 }
 
 bool Batch::IsCancelled(const Item& item) const {

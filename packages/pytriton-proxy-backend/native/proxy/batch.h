@@ -14,6 +14,7 @@
 #include "late_ends.h"
 #include "record.h"
 #include "response_cache.h"
+#include "stream_pace.h"
 #include "triton_api.h"
 
 namespace pytriton {
@@ -73,6 +74,14 @@ class Batch {
   TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request : nullptr; }
   // Gives up every open request that its caller has not: calls `cancelled(request)` once for each.
   void CancelOpen(const std::function<void(uint32_t)>& cancelled);
+  // Looks whose callers take what they were sent. `tell(request, pauses)` is called where that is other than the worker
+  // knows, and returns whether it knows now.
+  void LookAtPaces(uint64_t most_waiting, int wake_fd, uint64_t now_ns, const std::function<bool(uint32_t, bool)>& tell);
+  // Whether a stream of it pauses, so that nothing is to be expected of the worker.
+  bool is_paused() const;
+  // Ends the streams whose callers have taken nothing for `limit_ns`, with an error: calls `cancelled(request)` once for
+  // each.
+  void EndStalled(uint64_t limit_ns, uint64_t now_ns, const std::string& text, const std::function<void(uint32_t)>& cancelled);
   // Makes it one that was never sent, with a number of its own.
   void StartAgain(uint64_t id);
 
@@ -102,6 +111,8 @@ class Batch {
     bool rescheduled;  // goes back to Triton's scheduler, without a last response
     bool asked;  // the cache was asked for an answer
     bool cached;  // and had it
+    bool given_up;  // with an error, while the worker was at it
+    std::unique_ptr<StreamPace> pace;  // of a stream, where it is known
     std::unique_ptr<Question> question;  // to which the answer may be kept; its inputs are read there
   };
 
@@ -126,6 +137,8 @@ class Batch {
   void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last = true);
   // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
   void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);
+  // Sends a response of a stream, and learns from the first one which stream it is.
+  void SendToStream(Item& item, TRITONBACKEND_Response* response, uint64_t bytes);
   // Gives a request back to Triton, which is to schedule it anew where `item.rescheduled`.
   void Release(Item& item);
   // Sees to the end of the requests that have their last response: statistics, release, and that response. In this

@@ -300,6 +300,10 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     return false;
   }
   batch->Respond(record_);
+  if (settings_.decoupled && settings_.stream_backlog_bytes != 0) {
+    PaceLocked(batch, NowNs(), error);
+    if (!error->empty()) return false;
+  }
   // Not before: outputs may be inputs.
   if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(batch);
   if ((message.flags & kFlagBatchDone) != 0) {
@@ -640,13 +644,44 @@ bool Connection::PollCancelledLocked(uint64_t now_ns, std::string* error) {
   return true;
 }
 
+void Connection::PaceLocked(Batch* batch, uint64_t now_ns, std::string* error) {
+  batch->LookAtPaces(settings_.stream_backlog_bytes, owner_->wake_fd(), now_ns, [&](uint32_t request, bool pauses) {
+    if ((capabilities_ & kCapPace) == 0 || !error->empty()) return false;
+    Message message{};
+    message.type = static_cast<uint16_t>(pauses ? MessageType::kPause : MessageType::kResume);
+    message.batch = batch->id();
+    message.index = request;
+    bool sent = false;  // if not, it is sent with the next tick
+    return TryWriteLocked(&message, &sent, error) && sent;
+  });
+}
+
+bool Connection::EndStalledLocked(uint64_t now_ns, std::string* error) {
+  if (!settings_.decoupled || settings_.stream_backlog_bytes == 0) return true;
+  for (auto& entry : in_flight_) {
+    Batch* batch = entry.second.get();
+    PaceLocked(batch, now_ns, error);
+    if (!error->empty()) return false;
+    if (settings_.stream_stall_timeout_ms == 0 || !batch->is_paused()) continue;
+    const std::string text =
+        "model '" + model_.name + "' version " + std::to_string(model_.version) + ": the caller has taken nothing of the " +
+        "stream for " + std::to_string(settings_.stream_stall_timeout_ms) + " ms, while more than " +
+        std::to_string(settings_.stream_backlog_bytes) + " bytes waited for it, so the stream was ended. Read responses " +
+        "as they come, or have the model wait longer: stream_stall_timeout_s";
+    batch->EndStalled(settings_.stream_stall_timeout_ms * 1000000u, now_ns, text,
+                      [&](uint32_t request) { SendCancelLocked(batch, request, error); });
+    if (!error->empty()) return false;
+  }
+  return true;
+}
+
 bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
   const uint64_t limit_ns = settings_.execution_timeout_ms * 1000000u;
   const std::string limit = std::to_string(settings_.execution_timeout_ms) + " ms";
   for (auto& entry : in_flight_) {
     Batch* batch = entry.second.get();
     // The response that was read after `now_ns` was taken makes this difference wrap.
-    if (batch->expired || batch->waits || now_ns <= batch->active_ns() || now_ns - batch->active_ns() < limit_ns) continue;
+    if (batch->expired || batch->waits || batch->is_paused() || now_ns <= batch->active_ns() || now_ns - batch->active_ns() < limit_ns) continue;
     batch->expired = true;
     batch->CancelOpen([&](uint32_t request) { SendCancelLocked(batch, request, error); });
     batch->Fail(
@@ -680,7 +715,9 @@ void Connection::Tick(uint64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (state() == ConnectionState::kClosed || state() == ConnectionState::kGreeting) return;
   std::string error;
-  if (PollCancelledLocked(now_ns, &error) && settings_.execution_timeout_ms != 0) ExpireLocked(now_ns, &error);
+  if (PollCancelledLocked(now_ns, &error) && EndStalledLocked(now_ns, &error) && settings_.execution_timeout_ms != 0) {
+    ExpireLocked(now_ns, &error);
+  }
   if (error.empty() && has_room()) {
     for (const uint32_t id : inputs_.Trim(now_ns, settings_.arena_idle_ms * 1000000u)) {
       Message message{};

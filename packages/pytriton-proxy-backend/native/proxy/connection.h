@@ -67,6 +67,8 @@ class ConnectionOwner {
   virtual Activity GetActivity() const = 0;
   // Null where workers cannot call into the server.
   virtual CallService* calls() const { return nullptr; }
+  // An event at which it has each connection do what is due.
+  virtual int wake_fd() const { return -1; }
 };
 
 class Connection {
@@ -150,6 +152,9 @@ class Connection {
   bool ReleaseLocked(const Message& message, std::string* error);
   bool PollCancelledLocked(uint64_t now_ns, std::string* error);
   bool ExpireLocked(uint64_t now_ns, std::string* error);
+  // Tells the worker which streams are to pause, of one batch; ends those that do so for too long.
+  void PaceLocked(Batch* batch, uint64_t now_ns, std::string* error);
+  bool EndStalledLocked(uint64_t now_ns, std::string* error);
   void SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
   void BatchDoneLocked(uint64_t batch, uint16_t flags);
   // The worker is at this batch from now on.

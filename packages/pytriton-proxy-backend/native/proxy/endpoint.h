@@ -73,6 +73,7 @@ class Endpoint : private ConnectionOwner {
   void TakeBack(std::unique_ptr<Batch> batch) override;
   Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
   CallService* calls() const override { return calls_.get(); }
+  int wake_fd() const override { return kick_fd_; }
   // Hands the orphans to idle workers, as far as there are any. False where one of these has no room.
   bool Redeliver();
   void PutBack(Orphan orphan);

@@ -23,10 +23,11 @@ enum Capability : uint64_t {
   kCapAhead = 1u << 6,  // the worker may have its next batch before it has answered the one that it is at
   kCapReferences = 1u << 7,  // a tensor of a response may be one of the inputs
   kCapStandsIn = 1u << 8,  // the worker only says why there is none: the model is not ready
+  kCapPace = 1u << 9,  // the worker reads PAUSE and RESUME messages
 };
 constexpr uint64_t kCapabilities =
     kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
-    kCapReferences | kCapStandsIn;
+    kCapReferences | kCapStandsIn | kCapPace;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -45,6 +46,8 @@ enum class MessageType : uint16_t {
   kCall = 14,         // worker -> proxy, in one: an operation, with a CallBody and a text; a batch record may lie there
   kResult = 15,       // proxy -> worker, in one: the call is done, and its value
   kExecuted = 16,     // worker -> proxy: its callable has returned from the batch, whether that is answered or not
+  kPause = 17,         // proxy -> worker: the caller of request `index` does not take its responses: send no more for now
+  kResume = 18,        // proxy -> worker: it takes them again
 };
 
 constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again

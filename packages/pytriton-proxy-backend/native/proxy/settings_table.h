@@ -30,6 +30,10 @@ struct Settings {
   uint64_t max_waiting = 0u;
   // what answers that are given again to the same requests may take in memory, in bytes, together with those of other models of the same library; 0: none is
   uint64_t cache_bytes = 0u;
+  // how many bytes of a stream may wait for its caller, each response counting 1 KiB at least, before its callable is not asked for more; 0: any number
+  uint64_t stream_backlog_bytes = 4194304u;
+  // how long a caller may take nothing of a stream of which so much waits, in milliseconds; then the stream ends with an error; 0: as long as it stays connected
+  uint64_t stream_stall_timeout_ms = 60000u;
   // whether no worker reads the parameters of requests, so that a name in a request to `generate` that is no input is a mistake
   bool ignores_parameters = false;
   // digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused
@@ -66,6 +70,8 @@ constexpr NumberSetting kNumberSettings[] = {
     {"execution_timeout_ms", &Settings::execution_timeout_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
     {"max_waiting", &Settings::max_waiting, 0u, 18446744073709551615u, "a whole number"},
     {"cache_bytes", &Settings::cache_bytes, 0u, 18446744073709551615u, "a whole number"},
+    {"stream_backlog_bytes", &Settings::stream_backlog_bytes, 0u, 18446744073709551615u, "a whole number"},
+    {"stream_stall_timeout_ms", &Settings::stream_stall_timeout_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
 };
 
 constexpr SwitchSetting kSwitchSettings[] = {

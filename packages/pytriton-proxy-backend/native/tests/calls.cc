@@ -450,6 +450,12 @@ bool Batch::CheckStrings(const BatchSource&, const BatchLayout&, const uint8_t*)
 void Batch::Respond(const ResponseRecord&) {}
 void Batch::Fail(TRITONSERVER_Error_Code, const std::string&) {}
 void Batch::StartAgain(uint64_t) {}
+void Batch::LookAtPaces(uint64_t, int, uint64_t, const std::function<bool(uint32_t, bool)>&) {}
+
+bool Batch::is_paused() const { return false; }
+
+void Batch::EndStalled(uint64_t, uint64_t, const std::string&, const std::function<void(uint32_t)>&) {}
+
 void Batch::PollCancelled(const std::function<void(uint32_t)>&) {}
 
 }  // namespace pytriton

@@ -59,6 +59,12 @@ void Batch::Fail(TRITONSERVER_Error_Code, const std::string& text) {
 }
 
 void Batch::StartAgain(uint64_t id) { id_ = id; }
+void Batch::LookAtPaces(uint64_t, int, uint64_t, const std::function<bool(uint32_t, bool)>&) {}
+
+bool Batch::is_paused() const { return false; }
+
+void Batch::EndStalled(uint64_t, uint64_t, const std::string&, const std::function<void(uint32_t)>&) {}
+
 void Batch::PollCancelled(const std::function<void(uint32_t)>&) {}
 
 }  // namespace pytriton

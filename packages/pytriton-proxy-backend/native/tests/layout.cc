@@ -29,6 +29,7 @@ int main() {
   CONSTANT(kCapAhead);
   CONSTANT(kCapReferences);
   CONSTANT(kCapStandsIn);
+  CONSTANT(kCapPace);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));
@@ -45,6 +46,8 @@ int main() {
   Print("CALL", static_cast<int>(MessageType::kCall));
   Print("RESULT", static_cast<int>(MessageType::kResult));
   Print("EXECUTED", static_cast<int>(MessageType::kExecuted));
+  Print("PAUSE", static_cast<int>(MessageType::kPause));
+  Print("RESUME", static_cast<int>(MessageType::kResume));
   Print("INFER", static_cast<int>(Operation::kInfer));
   Print("LOAD_MODEL", static_cast<int>(Operation::kLoadModel));
   Print("UNLOAD_MODEL", static_cast<int>(Operation::kUnloadModel));

@@ -52,6 +52,12 @@ void Batch::Respond(const ResponseRecord& record) {
 
 void Batch::Fail(TRITONSERVER_Error_Code, const std::string&) { open_ = 0; }
 
+void Batch::LookAtPaces(uint64_t, int, uint64_t, const std::function<bool(uint32_t, bool)>&) {}
+
+bool Batch::is_paused() const { return false; }
+
+void Batch::EndStalled(uint64_t, uint64_t, const std::string&, const std::function<void(uint32_t)>&) {}
+
 void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
   while (!given_up.empty() && given_up.front().first == id_) {
     cancelled(given_up.front().second);

@@ -21,7 +21,8 @@ A trace is text, a step on each line:
     do proxy batch BATCH OFFSET LENGTH   a batch, in segment 1 of its arena (over ZeroMQ without one: at -)
     do proxy cancel BATCH REQUEST        the caller of a request is gone
     do proxy tick
-    see worker batch BATCH | cancelled BATCH REQUEST | freed SEGMENT OFFSET | full IN_USE LENGTH | free IN_USE LENGTH
+    see worker batch BATCH | cancelled BATCH REQUEST | paused [REQUEST, ...]
+    see worker freed SEGMENT OFFSET | full IN_USE LENGTH | free IN_USE LENGTH
     see proxy answered BATCH | done BATCH | freed SEGMENT OFFSET
     end SIDE violation|refused|version|detached
 """
@@ -44,9 +45,11 @@ from generate import (
     FP32,
     HELLO,
     INPUT_RELEASED,
+    PAUSE,
     REFUSE,
     RELEASE,
     RESPONSE,
+    RESUME,
     SEGMENT,
     SEGMENT_CLOSE,
     WELCOME,
@@ -196,6 +199,14 @@ def traces() -> dict[str, str]:
         "cancel": attached("The caller of a request is gone.").batch(7).segment("worker", 1, MIB)
         .step("do proxy cancel 7 0").proxy(CANCEL, batch=7, index=0).step("see worker cancelled 7 0")
         .step("do worker unused 1 0").respond(7, flags=done).step("see proxy freed 1 0"),
+        "pause": attached("Two callers are slow, and the batch ends while one still is.", "worker", decoupled=1)
+        .batch(7).segment("worker", 1, MIB)
+        .proxy(PAUSE, batch=7, index=0).step("see worker paused [0]")
+        .proxy(PAUSE, batch=7, index=1).step("see worker paused [0, 1]")
+        .proxy(RESUME, batch=7, index=0).step("see worker paused [1]")
+        .step("do worker unused 1 0").respond(7, flags=done, record=response_record(7, [Answer(0, flags=1 | 4)]))
+        .proxy(RESUME, batch=7, index=1).step("see worker paused []")
+        .proxy(PAUSE, batch=7, index=1).step("see worker paused []"),
         "release": attached("The callable keeps its inputs for a while.").batch(7).segment("worker", 1, MIB)
         .respond(7, flags=BATCH_DONE)
         .step("do worker unused 1 0").step("do worker tick").worker(RELEASE, segment=1, offset=0)

@@ -16,10 +16,12 @@ from pytriton.proxy_backend.system.escapes import escaped
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 FUZZ_SEED = int(os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 GOLDEN = Path(__file__).parents[1] / "golden"
-CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc"]
+CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc", "stream_pace.cc"]
 ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc", "response_cache.cc"]
 CALLS_SOURCES = [*ENDPOINT_SOURCES, "calls.cc", "readiness.cc"]
-BATCH_SOURCES = ["batch.cc", "arena.cc", "input_ranks.cc", "late_ends.cc", "record.cc", "response_cache.cc"]
+BATCH_SOURCES = [
+    *("batch.cc", "arena.cc", "input_ranks.cc", "late_ends.cc", "record.cc", "response_cache.cc", "stream_pace.cc")
+]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "request_text", "shape_check")]
 GENERATE_SOURCES = [f"../guard/{name}.cc" for name in ("generate_errors", "json_reader", "request_text")]
@@ -88,7 +90,8 @@ def test_calls_with_every_type_of_input(compile_native: Callable[..., Path], run
 def test_batches_where_any_function_of_triton_fails(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    run_program(compile_native("batch.cc", ["batch.cc", "record.cc", "late_ends.cc", "response_cache.cc"], "memory"))
+    sources = ["batch.cc", "record.cc", "late_ends.cc", "response_cache.cc", "stream_pace.cc"]
+    run_program(compile_native("batch.cc", sources, "memory"))
 
 
 def test_requests_in_process_where_any_function_of_triton_fails(
@@ -154,6 +157,11 @@ def test_guard_threads(compile_native: Callable[..., Path], run_program: Callabl
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_guard_deferrals(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("guard_deferrals.cc", ["../guard/http_deferrals.cc"], sanitizer))
+
+
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_guard_backlog(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_backlog.cc", ["../guard/stream_backlog.cc"], sanitizer))
 
 
 def test_guard_ends_an_orphan_that_heeds_no_signal(

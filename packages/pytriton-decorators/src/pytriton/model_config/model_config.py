@@ -61,6 +61,13 @@ class ModelConfig:
     """Whether a request may be carried out twice. Then the requests of a worker that died before it answered any of
     its batch go to another worker, once; otherwise they fail at once."""
 
+    stream_backlog_bytes: int = 4 << 20
+    """How many bytes of a stream may wait for a caller who reads slowly, each response counting 1 KiB at least. Then
+    the generator is not asked for more until half of that was taken. 0 lets any number wait."""
+    stream_stall_timeout_s: float | None = 60.0
+    """How long a caller may take nothing of a stream of which so much waits, in seconds; then the stream ends with an
+    error. None waits as long as the caller stays connected."""
+
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Entries of `parameters` in Triton's configuration of the model, by name. Everybody who asks the server for the
     configuration sees them: `chat_template` is what the OpenAI endpoints make prompts with."""
@@ -90,6 +97,8 @@ class ModelConfig:
         check_seconds("ModelConfig.warmup_timeout_s", self.warmup_timeout_s)
         # The proxy counts in milliseconds.
         check_seconds("ModelConfig.execution_timeout_s", self.execution_timeout_s, 0.001, optional=True)
+        check_integer("ModelConfig.stream_backlog_bytes", self.stream_backlog_bytes, 0, INT64_MAX)
+        check_seconds("ModelConfig.stream_stall_timeout_s", self.stream_stall_timeout_s, 0.001, optional=True)
         if self.batcher is not None and not isinstance(self.batcher, DynamicBatcher):
             raise parameter_error("ModelConfig.batcher", self.batcher, "a DynamicBatcher, or None")
         if self.batching:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from .errors import DescriptionError
 from .model import check_endpoint
-from .wire.settings import ServingSettings, Setting, setting_fields
+from .wire.settings import LONGEST_S, ServingSettings, Setting, SettingField, setting_fields
 
 SIDE_FILE_NAME = "pytriton.conf"
 """Name of the file in the folder of a model version that holds its `ProxySettings`."""
@@ -31,7 +31,10 @@ class ProxySettings(ServingSettings):
     """What the native proxy must know and Triton's API does not tell it: the side file in a model's version folder."""
 
     # Written only where they are set.
-    _SPARSE: ClassVar[tuple[str, ...]] = ("max_waiting", "cache_bytes", "ignores_parameters", "tensors_digest")
+    _SPARSE: ClassVar[tuple[str, ...]] = (
+        *("max_waiting", "cache_bytes", "ignores_parameters", "tensors_digest"),
+        *("stream_backlog_bytes", "stream_stall_timeout_s"),
+    )
 
     endpoint: Annotated[Path, Setting("path of the unix socket that the proxy will listen on, at most 107 bytes")]
     batching: Annotated[bool, Setting("whether tensors have a batch axis in front")] = True
@@ -51,6 +54,25 @@ class ProxySettings(ServingSettings):
             option="--response-cache",
         ),
     ] = 0
+    stream_backlog_bytes: Annotated[
+        int,
+        Setting(
+            "how many bytes of a stream may wait for its caller, each response counting 1 KiB at least, before its "
+            "callable is not asked for more; 0: any number",
+            option="--stream-backlog",
+        ),
+    ] = 4 << 20
+    stream_stall_timeout_s: Annotated[
+        float | None,
+        Setting(
+            "how long a caller may take nothing of a stream of which so much waits, in seconds; then the stream ends "
+            "with an error",
+            minimum=0.001,
+            maximum=LONGEST_S,
+            unset="as long as it stays connected",
+            option="--stream-stall-timeout",
+        ),
+    ] = 60.0
     ignores_parameters: Annotated[
         bool,
         Setting(
@@ -72,9 +94,15 @@ class ProxySettings(ServingSettings):
         lines = ["# Written by pytriton-proxy-backend, read by libtriton_pytriton.so.", f"format = {FORMAT}"]
         for field in setting_fields(type(self)):
             value = getattr(self, field.name)
-            if (value or field.name not in self._SPARSE) and (only is None or field.name in only):
+            if (value != field.default or field.name not in self._SPARSE) and (only is None or field.name in only):
                 lines.append(f"{field.key} = {field.to_conf(value)}")
         return "\n".join([*lines, ""])
+
+
+def parameter_fields() -> tuple[SettingField, ...]:
+    """Return the settings that parameters of a `config.pbtxt` set for a `model.py` on workers."""
+    of_streams = (field for field in setting_fields(ProxySettings) if field.name.startswith("stream_"))
+    return (*setting_fields(ServingSettings), *of_streams)
 
 
 def hosts_text(supervisor: Path, attach_timeout_s: float = 10.0) -> str:

@@ -74,6 +74,8 @@ class WorkerSide(Side):
             self.events.append(f"batch {header[3]}")
         elif header[0] == messages.CANCEL:
             self.events.append(f"cancelled {header[3]} {header[6]}")
+        elif header[0] in (messages.PAUSE, messages.RESUME):
+            self.events.append(f"paused {sorted(self.state.paused.get(header[3], ()))}")
 
     def ended(self) -> str:
         return "detached" if self.state.state is State.CLOSED else "not at all"

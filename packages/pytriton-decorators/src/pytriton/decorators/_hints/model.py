@@ -34,6 +34,8 @@ class ModelOptions(TypedDict, total=False):
     warmup_timeout_s: float
     execution_timeout_s: float | None
     repeatable: bool
+    stream_backlog_bytes: int
+    stream_stall_timeout_s: float | None
     parameters: Mapping[str, str]
 
 

@@ -178,6 +178,12 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         raise DropInError(
             "the Python proxy keeps no answers: leave --response-cache out, or use the native flavour", path=model.name
         )
+    if arguments.stream_backlog_bytes is not None or arguments.stream_stall_timeout_s is not None:
+        raise DropInError(
+            "the Python proxy does not see how fast the callers of streams read: leave --stream-backlog and "
+            "--stream-stall-timeout out, or use the native flavour",
+            path=model.name,
+        )
     has_keys = arguments.secret_key_file is not None
     if has_keys != (arguments.workers_keys_dir is not None):
         raise DropInError(

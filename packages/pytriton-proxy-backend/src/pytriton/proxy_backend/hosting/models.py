@@ -12,8 +12,7 @@ from typing import Any
 
 from ..process.child import Launch
 from ..process.messages import PythonModelJob, PythonModelServing
-from ..settings import ProxySettings
-from ..wire.settings import ServingSettings, setting_fields
+from ..settings import ProxySettings, parameter_fields
 from .environments import Environments, ModelRefused
 from .forkservers import OWN_LAUNCH
 
@@ -165,7 +164,7 @@ def settings_text(config: str, endpoint: Path) -> str:
 
 def _own_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that parameters of a configuration say, by their names."""
-    known = {field.parameter: field for field in setting_fields(ServingSettings)}
+    known = {field.parameter: field for field in parameter_fields()}
     found = {}
     for name, parameter in (fields.get("parameters") or {}).items():
         if not name.startswith(_PREFIX) or name == CACHE_PARAMETER:

@@ -16,6 +16,9 @@ from .segments import Block, PeerSegments, Place, State
 # How much of its budget the arena may take for the responses of streams: a fast generator waits for the proxy backend
 # instead of filling more.
 STREAM_WINDOW = 64 << 20
+# How many responses of streams may be on their way, of a worker that waits elsewhere than in its socket. They are
+# acknowledged every 16th time.
+_MOST_ON_THE_WAY = 64
 
 B = TypeVar("B", bound=Block)
 
@@ -31,6 +34,8 @@ class WorkerProtocol(Generic[B]):
             record came with the message, see `python_proxy.protocol`.
         unacknowledged: Blocks of responses that the proxy backend has not read yet, oldest first.
         consumed: How many responses it has read.
+        paused: The requests of each batch whose callers do not take their responses for now.
+        resumptions: What to call when a batch that pauses may go on.
     """
 
     def __init__(self, hello: Hello, free: Callable[[B], object]) -> None:
@@ -46,6 +51,8 @@ class WorkerProtocol(Generic[B]):
         self.batches: dict[int, Place | None] = {}
         self.unacknowledged: collections.deque[B] = collections.deque()
         self.consumed = 0
+        self.paused: dict[int, set[int]] = {}
+        self.resumptions: dict[int, Callable[[], object]] = {}
         self._hello = hello
         self._free = free
 
@@ -89,7 +96,7 @@ class WorkerProtocol(Generic[B]):
         self.state = State.ATTACHED
 
     def _take(self, header: Header, descriptors: int) -> None:
-        kind, _, _, _, consumed, segment, _, _, length = header
+        kind, _, _, number, consumed, segment, index, _, length = header
         if kind == messages.SEGMENT:
             self.segments.announce(segment, length, descriptors)
         elif descriptors:
@@ -98,6 +105,15 @@ class WorkerProtocol(Generic[B]):
             self.acknowledge(consumed)
         elif kind == messages.SEGMENT_CLOSE:
             self.segments.close(segment)
+        elif kind == messages.PAUSE:
+            # It may cross the end of its batch.
+            if number in self.batches:
+                self.paused.setdefault(number, set()).add(index)
+        elif kind == messages.RESUME:
+            requests = self.paused.get(number, set())
+            requests.discard(index)
+            if not requests and self.paused.pop(number, None) is not None:
+                self.resumptions.pop(number, _nothing)()
         elif kind != messages.CANCEL:
             raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
 
@@ -116,9 +132,22 @@ class WorkerProtocol(Generic[B]):
         while self.consumed < consumed and waiting:
             self._free(waiting.popleft())
             self.consumed += 1
+        self.resume_next()
         # Below: a count that falls says nothing new.
         if self.consumed < consumed:
             raise ProtocolError(f"{consumed} responses acknowledged, {self.consumed} sent")
+
+    def must_pause(self, number: int) -> bool:
+        """Return whether a stream has to wait: for its callers, or for the proxy backend to read what was sent."""
+        return number in self.paused or len(self.unacknowledged) > _MOST_ON_THE_WAY
+
+    def resume_next(self) -> None:
+        """Let one of the streams that wait go on, if it may; it calls this in its turn."""
+        if not self.resumptions or len(self.unacknowledged) > _MOST_ON_THE_WAY:
+            return
+        number = next((number for number in self.resumptions if number not in self.paused), None)
+        if number is not None:
+            self.resumptions.pop(number)()
 
     # ---- what goes --------------------------------------------------------------------------------------------------
 
@@ -179,6 +208,8 @@ class WorkerProtocol(Generic[B]):
         if done:
             flags = BATCH_DONE
             own = self.batches.pop(number, None)
+            self.paused.pop(number, None)
+            self.resumptions.pop(number, None)
         else:
             flags = 0
             own = self.batches.get(number)
@@ -198,3 +229,7 @@ class WorkerProtocol(Generic[B]):
 
 
 _NOTHING: list[bytes] = []
+
+
+def _nothing() -> None:
+    """Do what nobody has asked for."""

@@ -111,6 +111,7 @@ def begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int]
     source.on_cancel = note_cancelled
     source.on_unreadable = note_unreadable
     service.sink = source
+    service.pacing = source.pacing if service.model.decoupled else None
 
 
 def load_tracing(own_tracer: Any) -> None:

@@ -192,6 +192,7 @@ class Execution:
                             # One step more, in which it may ask `is_cancelled` and see to its end in its own way.
                             next(results, None)
                         break
+                    self._service.wait_taken(self._batch, self._number)
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
@@ -205,18 +206,17 @@ class Execution:
 
         try:
             if self._service.model.decoupled:
-                turns = Turns(asyncio.get_running_loop())
+                turns = Turns(asyncio.get_running_loop(), self._service.pacing, self._number)
                 while (result := await next_of(results, self._send_kept)) is not NOTHING:
                     self._result = result
                     # Nothing here may refer to the inputs when the responses are sent.
                     result = None
                     if not self._give(keep=True):
                         break
-                    # A generator that never waits leaves no room for the others, nor for cancellations.
+                    # A generator that never waits leaves no room for the others, nor for what its callers say.
                     if turns.is_due():
                         self._send_kept()
-                        await asyncio.sleep(0)
-                        turns.begin()
+                        await turns.give_way()
                     self._began_ns = monotonic_ns()
                 self._end()
                 return

@@ -13,6 +13,7 @@ from ..wire.record import Record
 from ..wire.response import ResponseWriter
 from .failures import FailureLog
 from .results.outputs import OutputChecker
+from .results.steps import Pacing
 from .statistics import Counters
 
 InferenceCallable = Callable[..., Any]
@@ -55,6 +56,10 @@ class BatchSource(ResponseSink, Protocol):
     on_cancel: Callable[[int, int], None] | None
     on_unreadable: Callable[[], None] | None
 
+    @property
+    def pacing(self) -> Pacing | None:
+        """What says which streams are to pause; `None` where nothing does."""
+
     def receive(self) -> Batch | None:
         """Wait for the next batch; `None` when there will be none."""
 
@@ -80,6 +85,7 @@ class Service:
         checker: Checks what it returns.
         writer: Lays the responses out.
         sink: Where they go; there is none while the worker warms up.
+        pacing: Says which streams are to pause; `None` where nothing does.
         unrecoverable: Errors of the callable after which it must not be called again.
         counters: Where it is counted what happens.
         failures: Which failures are written to the log.
@@ -105,7 +111,19 @@ class Service:
         self.counters = Counters() if counters is None else counters
         self.failures = FailureLog()
         self.is_logged = False
+        self.pacing: Pacing | None = None
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         if model.batching and not model.decoupled and hasattr(type(infer_func), "__pytriton_whole__"):
             self.columns_func = infer_func.__pytriton_whole__  # type: ignore[attr-defined]
+
+    def wait_taken(self, batch: Batch | None, number: int) -> None:
+        """Wait until the callers of a stream take what they were sent, or are gone.
+
+        Args:
+            batch: Its requests; `None` where they have their last responses.
+            number: That of the batch.
+        """
+        if self.pacing is not None and batch is not None:
+            count = len(batch.rows)
+            self.pacing.wait_taken(number, lambda: all(batch.is_cancelled(index) for index in range(count)))

@@ -38,6 +38,7 @@ from .arena import (
     lent_size,
 )
 from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
+from .pacing import PacedConnection
 
 if TYPE_CHECKING:
     from pytriton.proxy.outputs import Forms
@@ -70,7 +71,7 @@ def timeval(seconds: float) -> bytes:
     return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
 
 
-class Connection(Link):
+class Connection(PacedConnection, Link):
     """An attached worker of a native proxy. Not thread-safe, apart from `detach` and `shutdown`.
 
     Attributes:

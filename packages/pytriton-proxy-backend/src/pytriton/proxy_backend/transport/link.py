@@ -17,6 +17,7 @@ from ..wire.layout import CAPABILITIES, ErrorCode
 from ..wire.messages import pack_segment_close
 from ..wire.record import Array, Record
 from .arena import OwnedBlock, ViewedBlock
+from .pacing import PacedConnection
 
 if TYPE_CHECKING:
     from pytriton.proxy.outputs import Forms
@@ -52,6 +53,11 @@ class Link(abc.ABC):
     def welcome(self) -> Welcome:
         """What the proxy backend said of the model."""
         return self.protocol.welcome
+
+    @property
+    def pacing(self) -> PacedConnection | None:
+        """What says which streams are to pause; `None` where nothing does."""
+        return None
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Capability(enum.IntFlag):
     AHEAD = 1 << 6
     REFERENCES = 1 << 7
     STANDS_IN = 1 << 8
+    PACE = 1 << 9
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.
@@ -58,6 +59,8 @@ class MessageType(enum.IntEnum):
     CALL = 14
     RESULT = 15
     EXECUTED = 16
+    PAUSE = 17
+    RESUME = 18
 
 
 class MessageFlag(enum.IntFlag):

@@ -32,6 +32,8 @@ CALLER = int(MessageType.CALLER)
 CALL = int(MessageType.CALL)
 RESULT = int(MessageType.RESULT)
 EXECUTED = int(MessageType.EXECUTED)
+PAUSE = int(MessageType.PAUSE)
+RESUME = int(MessageType.RESUME)
 INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 BATCH_DONE = int(MessageFlag.BATCH_DONE)
 STREAM = int(MessageFlag.STREAM)
@@ -111,6 +113,16 @@ def pack_acknowledge(consumed: int) -> bytes:
 def pack_cancel(batch: int, request: int) -> bytes:
     """Pack that nobody waits for one request of a batch any more."""
     return _pack(CANCEL, 0, HEADER_SIZE, batch, 0, 0, request, 0, 0)
+
+
+def pack_pause(batch: int, request: int) -> bytes:
+    """Pack that the caller of one request of a batch does not take its responses for now."""
+    return _pack(PAUSE, 0, HEADER_SIZE, batch, 0, 0, request, 0, 0)
+
+
+def pack_resume(batch: int, request: int) -> bytes:
+    """Pack that the caller of a request takes its responses again."""
+    return _pack(RESUME, 0, HEADER_SIZE, batch, 0, 0, request, 0, 0)
 
 
 def pack_executed(batch: int) -> bytes:

@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 # In nanoseconds it fits into 64 bits.
-_LONGEST_S = 9e9
+LONGEST_S = 9e9
 _LARGEST = (1 << 64) - 1
 
 
@@ -116,7 +116,7 @@ class ServingSettings:
         float,
         Setting(
             "how long a request waits where no worker is attached, in seconds",
-            maximum=_LONGEST_S,
+            maximum=LONGEST_S,
             option="--attach-timeout",
         ),
     ] = 10.0
@@ -124,14 +124,14 @@ class ServingSettings:
         int, Setting("shared memory per direction and worker, in bytes", minimum=1, option="--arena-budget")
     ] = 4 << 30
     arena_idle_s: Annotated[
-        float, Setting("how long memory beyond the first MiB is kept unused, in seconds", maximum=_LONGEST_S)
+        float, Setting("how long memory beyond the first MiB is kept unused, in seconds", maximum=LONGEST_S)
     ] = 10.0
     execution_timeout_s: Annotated[
         float | None,
         Setting(
             "how long a worker may take for a batch, or for the next response of a stream, in seconds",
             minimum=0.001,
-            maximum=_LONGEST_S,
+            maximum=LONGEST_S,
             unset="as long as it likes",
             option="--execution-timeout",
         ),

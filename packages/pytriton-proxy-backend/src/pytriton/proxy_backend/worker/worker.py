@@ -291,7 +291,7 @@ class Worker:
                 self._serve(service, connection, loop)
 
     # Of a worker that serves a synchronous callable.
-    _capabilities: int = CAPABILITIES | Capability.AHEAD | Capability.REFERENCES
+    _capabilities: int = CAPABILITIES | Capability.AHEAD | Capability.REFERENCES | Capability.PACE
     _max_in_flight = 1
 
     def _serve(self, service: Service, connection: Link, loop: LazyLoop) -> None:
@@ -309,7 +309,7 @@ class Worker:
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
-        for connection in self._connections(max_in_flight, CAPABILITIES):
+        for connection in self._connections(max_in_flight, CAPABILITIES | Capability.PACE):
             if isinstance(connection, float):
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
                 await asyncio.sleep(connection)

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
-from pytriton.proxy_backend.runtime.results.steps import TURN_NS, Turns
+import pytest
+
+from pytriton.proxy_backend.errors import ConnectionLostError
+from pytriton.proxy_backend.runtime.results.steps import TURN_NS, Turns, next_of
 
 
 def due(steps: int, work: Callable[[], object]) -> list[bool]:
@@ -19,8 +22,7 @@ def due(steps: int, work: Callable[[], object]) -> list[bool]:
                 await waiting
             found.append(turns.is_due())
             if found[-1]:
-                await asyncio.sleep(0)
-                turns.begin()
+                await turns.give_way()
         return found
 
     return asyncio.run(main())
@@ -38,3 +40,43 @@ def test_who_does_nothing_gives_way_in_time() -> None:
     found = due(200_000, lambda: None)
     assert found[0]
     assert 1 < sum(found) < len(found)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_generator_awaits_is_cancelled_where_its_connection_has_ended(ends: bool) -> None:
+    seen: list[str] = []
+
+    async def answer() -> AsyncGenerator[int, None]:
+        begun = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append("the work was cancelled")
+                raise
+
+        task = asyncio.create_task(work())
+        await begun.wait()
+        yield 1
+        try:
+            await task
+        except asyncio.CancelledError:
+            seen.append("so was the generator")
+            if not ends:
+                yield 2
+            raise
+
+    def lose() -> None:
+        raise ConnectionLostError("nobody is there")
+
+    async def main() -> None:
+        results = answer()
+        assert await next_of(results, lambda: None) == 1
+        with pytest.raises(ConnectionLostError, match="nobody is there"):
+            await next_of(results, lose)
+        await results.aclose()
+
+    asyncio.run(main())
+    assert seen == ["the work was cancelled", "so was the generator"]

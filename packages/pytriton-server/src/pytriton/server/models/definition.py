@@ -143,7 +143,10 @@ class ModelDefinition:
     @property
     def settings_of_workers(self) -> list[str]:
         """The options of its `ModelConfig` that are about workers, as far as they were given."""
-        names = ("arena_budget_bytes", "attach_timeout_s", "repeatable")
+        names = (
+            *("arena_budget_bytes", "attach_timeout_s", "repeatable"),
+            *("stream_backlog_bytes", "stream_stall_timeout_s"),
+        )
         return [name for name in names if getattr(self.config, name) != getattr(ModelConfig, name)]
 
     @property

@@ -135,6 +135,8 @@ class WorkerService:
             decoupled=self.definition.spec.decoupled,
             max_waiting=_max_queue_size(self.definition.config.batcher),
             cache_bytes=cache_bytes if self.definition.config.response_cache else 0,
+            stream_backlog_bytes=self.definition.config.stream_backlog_bytes,
+            stream_stall_timeout_s=self.definition.config.stream_stall_timeout_s,
             ignores_parameters=self.definition.ignores_parameters,
             tensors_digest=self.definition.spec.tensors_digest,
             **serving_settings(self.definition.config),

@@ -6,8 +6,9 @@ import logging
 import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
+from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..texts import told_trace
 
@@ -27,33 +28,80 @@ NOTHING = _Nothing()
 TURN_NS = 500_000
 
 
-class Turns:
-    """Says when a generator has to give way to others on its event loop, because it does not wait by itself.
+class Pacing(Protocol):
+    """Says which streams are to pause, since their callers do not take what they were sent."""
 
-    To give way after each response would cost more than many a response does.
+    def must_wait(self, number: int) -> bool:
+        """Return whether a batch must get no more responses for now."""
+
+    def wait_taken(self, number: int, is_given_up: Callable[[], bool]) -> None:
+        """Wait until a batch may get more responses, or nobody wants it."""
+
+    def when_resumed(self, number: int, then: Callable[[], object]) -> None:
+        """Call `then` once when a batch may get more responses; it may have to wait again then."""
+
+    def resume_next(self, number: int) -> None:
+        """Let the next of those that wait go on: a batch that was told to go on, or has ended, calls this."""
+
+
+class Turns:
+    """Says when a generator has to give way, to others on its event loop or to its callers.
+
+    One that does not wait by itself would leave the others no time. To give way after each response would cost more
+    than many a response does.
 
     Args:
         loop: The event loop.
+        pacing: Says which streams are to pause; `None` where nothing does.
+        number: The batch of the generator.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pacing: Pacing | None = None, number: int = 0) -> None:
         self._loop = loop
+        self._pacing = pacing
+        self._number = number
         self._since_ns: int | None = 0
 
-    def begin(self) -> None:
+    def is_due(self) -> bool:
+        """Return whether the loop has not turned for `TURN_NS`, or the callers do not take what they were sent.
+
+        After the first response it is due in any case.
+        """
+        if self._pacing is not None and self._pacing.must_wait(self._number):
+            return True
+        if self._since_ns is None:
+            self._begin()
+            return False
+        return monotonic_ns() - self._since_ns >= TURN_NS
+
+    async def give_way(self) -> None:
+        """Let the loop turn, and the callers take what they were sent."""
+        import asyncio
+
+        await asyncio.sleep(0)
+        while self._pacing is not None and self._pacing.must_wait(self._number):
+            resumed = self._loop.create_future()
+            self._pacing.when_resumed(self._number, partial(_resume, resumed))
+            try:
+                await resumed
+            finally:
+                # One after the other, so that not all are woken for the room that there is for one.
+                self._pacing.resume_next(self._number)
+        self._begin()
+
+    def _begin(self) -> None:
         """Measure from now on how long the loop has not turned."""
         self._since_ns = monotonic_ns()
         self._loop.call_soon(self._note)
 
-    def is_due(self) -> bool:
-        """Return whether the loop has not turned for `TURN_NS`; after the first response it is due in any case."""
-        if self._since_ns is None:
-            self.begin()
-            return False
-        return monotonic_ns() - self._since_ns >= TURN_NS
-
     def _note(self) -> None:
         self._since_ns = None
+
+
+def _resume(resumed: asyncio.Future[None]) -> None:
+    # Its stream may have ended before.
+    if not resumed.done():
+        resumed.set_result(None)
 
 
 async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], None]) -> Any:
@@ -77,7 +125,11 @@ async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], N
 
         # It cannot be closed while it waits. Whatever it answers, the first error is the one to tell.
         with suppress(Exception, asyncio.CancelledError):
-            await _rest_of(step, waits_for, asyncio.CancelledError())
+            if isinstance(waits_for, asyncio.Future) and waits_for.cancel():
+                # It ends as it does where the task is cancelled, and with it what nobody else waits for.
+                await _rest_of(step, waits_for)
+            else:
+                await _rest_of(step, waits_for, asyncio.CancelledError())
         raise
     try:
         return await _rest_of(step, waits_for)

@@ -1,0 +1,86 @@
+#include "stream_backlog.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace pytriton::guard {
+
+namespace {
+
+struct Given {
+  uint64_t bytes = 0;
+  bool wants_stream = false;
+  std::shared_ptr<StreamBacklog> stream;
+};
+thread_local Given t_given;
+
+}  // namespace
+
+void StreamBacklog::Add(uint64_t bytes) {
+  const uint64_t size = std::max(bytes, kLeast);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  sizes_.push_back(size);
+  waiting_.fetch_add(size, std::memory_order_seq_cst);
+}
+
+void StreamBacklog::Take(uint64_t count) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t size = 0;
+    for (; count > 0 && !sizes_.empty(); --count) {
+      size += sizes_.front();
+      sizes_.pop_front();
+    }
+    waiting_.fetch_sub(size, std::memory_order_seq_cst);
+  }
+  Wake();
+}
+
+void StreamBacklog::Set(uint64_t bytes) {
+  waiting_.store(bytes, std::memory_order_seq_cst);
+  Wake();
+}
+
+void StreamBacklog::WakeBelow(uint64_t bytes, int event_fd) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    below_ = bytes;
+    event_fd_ = event_fd;
+    is_watched_.store(event_fd >= 0, std::memory_order_seq_cst);
+  }
+  // It may have been taken before anybody was to be told.
+  Wake();
+}
+
+void StreamBacklog::Wake() {
+  if (!is_watched_.load(std::memory_order_seq_cst)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (event_fd_ < 0 || waiting() > below_) return;
+  const uint64_t one = 1;
+  // The count of an event that is full wakes as well.
+  [[maybe_unused]] const ssize_t written = write(event_fd_, &one, sizeof(one));
+  event_fd_ = -1;
+  is_watched_.store(false, std::memory_order_seq_cst);
+}
+
+void GivenResponse::Announce(uint64_t bytes, bool wants_stream) {
+  t_given.bytes = std::max<uint64_t>(bytes, 1);
+  t_given.wants_stream = wants_stream;
+  t_given.stream.reset();
+}
+
+uint64_t GivenResponse::TakeBytes() { return std::exchange(t_given.bytes, 0); }
+
+void GivenResponse::Note(const std::shared_ptr<StreamBacklog>& stream) {
+  if (std::exchange(t_given.wants_stream, false)) t_given.stream = stream;
+}
+
+std::shared_ptr<StreamBacklog> GivenResponse::TakeStream() {
+  t_given.wants_stream = false;
+  t_given.bytes = 0;
+  return std::move(t_given.stream);
+}
+
+}  // namespace pytriton::guard

@@ -1,0 +1,64 @@
+#include "stream_pace.h"
+
+#include <dlfcn.h>
+
+namespace pytriton {
+
+namespace {
+
+template <typename Function>
+Function Find(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+// What the guard offers; nothing without it, or where it is an older one.
+struct GuardStreams {
+  void (*const announce)(uint64_t, bool) = Find<void (*)(uint64_t, bool)>("pytriton_guard_announce_response");
+  void* (*const take)() = Find<void* (*)()>("pytriton_guard_take_stream");
+  uint64_t (*const waiting)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_waiting");
+  void (*const wake_below)(void*, uint64_t, int) =
+      Find<void (*)(void*, uint64_t, int)>("pytriton_guard_wake_below");
+  void (*const drop)(void*) = Find<void (*)(void*)>("pytriton_guard_drop_stream");
+
+  bool is_there() const {
+    return announce != nullptr && take != nullptr && waiting != nullptr && wake_below != nullptr && drop != nullptr;
+  }
+};
+
+const GuardStreams& Guard() {
+  static const GuardStreams streams;
+  return streams;
+}
+
+}  // namespace
+
+void AnnounceResponse(uint64_t bytes, bool wants_stream) {
+  if (Guard().is_there()) Guard().announce(bytes, wants_stream);
+}
+
+void* TakeStream() { return Guard().is_there() ? Guard().take() : nullptr; }
+
+StreamPace::~StreamPace() {
+  Guard().wake_below(stream_, 0, -1);
+  Guard().drop(stream_);
+}
+
+bool StreamPace::Look(uint64_t most, int wake_fd, uint64_t now_ns) {
+  const uint64_t waiting = Guard().waiting(stream_);
+  if (!is_paused_) {
+    if (waiting <= most) return false;
+    is_paused_ = true;
+    waiting_ = waiting;
+    since_ns_ = now_ns;
+    Guard().wake_below(stream_, most / 2, wake_fd);
+  } else if (waiting <= most / 2) {
+    is_paused_ = false;
+  } else if (waiting != waiting_) {
+    // More may come as well: what the worker had sent before it heard of the pause.
+    if (waiting < waiting_) since_ns_ = now_ns;
+    waiting_ = waiting;
+  }
+  return is_paused_;
+}
+
+}  // namespace pytriton
