@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -501,3 +502,9 @@ def test_a_worker_that_is_busy_is_not_taken_for_dead(triton: Triton, caplog: pyt
     triton.unbind("blocking")
     assert answers == [[-1] * 3, *([number] * 2 for number in range(MANY_STREAMS))]
     assert "lost" not in caplog.text
+    # Its author is told where, once, and for how long.
+    [where, how_long] = [text for text in caplog.messages if "model blocking: the event loop" in text]
+    assert "time.sleep(BLOCKED_S)" in where
+    blocked_s = re.search(r"was blocked for (\d+\.\d) s", how_long)
+    assert blocked_s is not None
+    assert float(blocked_s[1]) > 0

@@ -37,7 +37,7 @@ from pytriton.proxy_backend.process.child import Launch
 from pytriton.proxy_backend.python_models import host
 from pytriton.proxy_backend.python_models.execution import CoroutineLoop
 from pytriton.proxy_backend.system.threads import keep_on
-from pytriton.proxy_backend.worker.watch import ConnectionWatch
+from pytriton.proxy_backend.worker.watch import ConnectionWatch, LoopWatch
 from pytriton.server.lifecycle import watchdog
 from pytriton.server.models import worker_watch
 from pytriton.server.models.worker_watch import WorkerWatch
@@ -157,6 +157,25 @@ def test_a_connection_that_cannot_be_watched_is_closed(told: Callable[[], str]) 
     watch = ConnectionWatch(connection, "pytriton-m-watch", lambda: None)
     assert is_shut.wait(PATIENCE_S)
     watch.end()
+
+
+def test_the_watch_of_an_event_loop_asks_again(told: Callable[[], str]) -> None:
+    asked = threading.Event()
+
+    def count(work: object) -> int:
+        asked.set()
+        return 1
+
+    class Work:
+        __len__ = failing_once(count)
+
+    async def serve() -> None:
+        with LoopWatch("m", Work()):
+            while not asked.is_set():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
+    assert "The event loop of model m could not be asked" in told()
 
 
 def test_the_loop_of_coroutines_goes_on_after_an_exit() -> None:

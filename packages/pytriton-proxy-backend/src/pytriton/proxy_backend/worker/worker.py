@@ -32,6 +32,7 @@ from ..wire.layout import CAPABILITIES, Capability
 from .accelerated import serve_accelerated
 from .attaching import LAST_RETRY_S, SHORTAGE, Attaching
 from .connect import make_connect
+from .watch import LoopWatch
 
 if TYPE_CHECKING:
     from ..python_proxy.keys import CurveKeys
@@ -314,7 +315,7 @@ class Worker:
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
                 await asyncio.sleep(connection)
                 continue
-            with self._attachment(connection):
+            with self._attachment(connection), LoopWatch(self.model.name, connection.protocol.batches):
                 await serve_async(service, connection, self._give_up)
 
     def _warmed(self) -> None:
