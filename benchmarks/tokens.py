@@ -2,9 +2,10 @@
 
 The same asynchronous generator, which costs nothing or waits between its tokens as a model does, is served in turns by
 `pytriton serve --openai`, by plain FastAPI with server-sent events under uvicorn, as a careful author writes it by
-hand, and by `generate_stream` of tritonserver's own port. Callers are one process of asyncio, which shares the machine.
-It prints tokens a second, the time to the first part of an answer, the gaps between the parts, and the processor time
-of all processes of the server for each token.
+hand, and by `generate_stream` of tritonserver's own port. `--plain` compares models without the endpoints: a coroutine,
+a generator in a thread and a coroutine in a process of its own, over `generate_stream` and over gRPC. Callers are one
+process of asyncio, which shares the machine. It prints tokens a second, the time to the first part of an answer, the
+gaps between the parts, and the processor time of all processes of the server for each token.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -26,9 +28,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from pytriton.client import AsyncioDecoupledModelClient
+
 OURS = """
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 
 from pytriton.decorators import model
 
@@ -39,7 +46,22 @@ async def count(text: str, max_tokens: int = 200, delay: float = 0.0) -> AsyncIt
         if delay:
             await asyncio.sleep(delay)
         yield f"{number} "
+
+
+@model
+async def processed(text: str, max_tokens: int = 200, delay: float = 0.0) -> AsyncIterator[str]:
+    async for part in count(text, max_tokens, delay):
+        yield part
+
+
+@model
+def threaded(text: str, max_tokens: int = 200, delay: float = 0.0) -> Iterator[str]:
+    for number in range(max_tokens):
+        if delay:
+            time.sleep(delay)
+        yield f"{number} "
 """
+CONFIG = "[models.processed]\nworkers = 1\n"
 BY_HAND = """
 import asyncio
 import json
@@ -85,6 +107,7 @@ async def chat(request: Request):
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), access_log=False, log_level="warning")
 """
 OPTIONS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai=0")
+PLAIN = {"async": "count", "thread": "threaded", "process": "processed"}
 PATIENCE_S = 300.0
 
 
@@ -103,6 +126,11 @@ class Way:
     address: tuple[str, int]
     path: str
     root: int
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether it is asked over gRPC; `path` is the name of the model then."""
+        return not self.path.startswith("/")
 
     def body(self, tokens: int, delay: float) -> bytes:
         """Return the body of a request for so many tokens."""
@@ -165,8 +193,29 @@ class Caller(asyncio.Protocol):
         self._transport.close()
 
 
+async def call_grpc(way: Way, streams: int, tokens: int, delay: float) -> list[Stream]:
+    """Ask for so many streams at once over gRPC, and read them to their ends."""
+    inputs = {"text": np.array([b"x"], object), "max_tokens": np.array([tokens]), "delay": np.array([delay])}
+    host, port = way.address
+    async with AsyncioDecoupledModelClient(f"grpc://{host}:{port}", way.path, inference_timeout_s=PATIENCE_S) as client:
+        types = {spec.name: spec.dtype for spec in (await client.model_config).inputs}
+        inputs = {name: value.astype(types[name]).reshape(1) for name, value in inputs.items()}
+
+        async def ask() -> Stream:
+            stream = Stream(time.perf_counter())
+            async for _ in client.infer_sample(**inputs):
+                stream.times.append(time.perf_counter())
+            if len(stream.times) != tokens:
+                raise RuntimeError(f"expected {tokens} responses, got {len(stream.times)}")
+            return stream
+
+        return await asyncio.gather(*(ask() for _ in range(streams)))
+
+
 async def call(way: Way, streams: int, tokens: int, delay: float) -> list[Stream]:
     """Ask for so many streams at once, and read them to their ends."""
+    if way.is_grpc:
+        return await call_grpc(way, streams, tokens, delay)
     loop = asyncio.get_running_loop()
     body = way.body(tokens, delay)
     head = (
@@ -243,8 +292,33 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def measure(way: Way, streams: int, tokens: int, delay: float, *, by_thread: bool) -> dict[str, float]:
+async def call_beside(way: Way, others: int, tokens: int, delay: float) -> list[Stream]:
+    """Ask for one stream with a delay, beside others that have none and begin anew until it has ended."""
+    stopping = False
+
+    async def keep_busy() -> None:
+        while not stopping:
+            await call(way, 1, tokens, 0.0)
+
+    busy = [asyncio.ensure_future(keep_busy()) for _ in range(others)]
+    found = await call(way, 1, tokens, delay)
+    stopping = True
+    await asyncio.gather(*busy)
+    return found
+
+
+def measure(
+    way: Way, streams: int, tokens: int, delay: float, *, by_thread: bool, beside: bool = False
+) -> dict[str, float]:
     """Return the figures of one round."""
+    if beside:
+        [paced] = asyncio.run(call_beside(way, streams, tokens, delay))
+        gaps = [b - a for a, b in itertools.pairwise(paced.times)]
+        return {
+            "first ms": (paced.times[0] - paced.began) * 1e3,
+            "gap median ms": statistics.median(gaps) * 1e3,
+            "gap p99 ms": percentile(gaps, 0.99) * 1e3,
+        }
     before = processor_s(way.root)
     began = time.perf_counter()
     answers = asyncio.run(call(way, streams, tokens, delay))
@@ -272,22 +346,35 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--delay", type=float, default=0.0, help="between tokens, in seconds")
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="measure one stream with --delay, beside as many without one as --streams says",
+    )
+    parser.add_argument("--plain", action="store_true", help="measure models without the OpenAI endpoints")
     parser.add_argument("--by-thread", action="store_true", help="tell the processor time of each thread, too")
-    parser.add_argument("--ways", default="OpenAI,FastAPI,generate_stream")
+    parser.add_argument("--ways", help="those of the table, with a comma between them")
     parser.add_argument("--before", help="folder with packages of an earlier version, which takes its turn, too")
     given = parser.parse_args()
+    plain = [f"{kind}/{protocol}" for protocol in ("SSE", "gRPC") for kind in PLAIN]
+    given.ways = given.ways or ",".join(plain if given.plain else ["OpenAI", "FastAPI", "generate_stream"])
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         Path(folder, "app.py").write_text(OURS)
         Path(folder, "by_hand.py").write_text(BY_HAND)
-        serve = [sys.executable, "-m", "pytriton", "serve", "app.py", *OPTIONS]
-        patterns = [rf"{it} +http://([^/\s]+)" for it in ("HTTP", "OpenAI")]
-        root, (http, openai) = stack.enter_context(started(serve, folder, patterns))
+        Path(folder, "config.toml").write_text(CONFIG)
+        serve = [sys.executable, "-m", "pytriton", "serve", "app.py", "--config", "config.toml", *OPTIONS]
+        patterns = [r"HTTP +http://([^/\s]+)", r"gRPC +grpc://([^/\s]+)", r"OpenAI +http://([^/\s]+)"]
+        root, (http, grpc, openai) = stack.enter_context(started(serve, folder, patterns))
         ways = {
             "OpenAI": Way("OpenAI", address(openai), "/v1/chat/completions", root),
             "generate_stream": Way("generate_stream", address(http), "/v2/models/count/generate_stream", root),
         }
+        for kind, name in PLAIN.items():
+            path = f"/v2/models/{name}/generate_stream"
+            ways[f"{kind}/SSE"] = Way(f"{kind}/SSE", address(http), path, root)
+            ways[f"{kind}/gRPC"] = Way(f"{kind}/gRPC", address(grpc), name, root)
         if given.before:
-            root, (_, openai) = stack.enter_context(started(serve, folder, patterns, PYTHONPATH=given.before))
+            root, (_, _, openai) = stack.enter_context(started(serve, folder, patterns, PYTHONPATH=given.before))
             ways["before"] = Way("before", address(openai), "/v1/chat/completions", root)
         if "FastAPI" in given.ways:
             port = "0"
@@ -314,7 +401,8 @@ def main() -> int:
                     tokens = given.tokens
                     if given.by_thread and at == 0:
                         print(f"  {way.name}, {streams} streams")
-                    told = measure(way, streams, tokens, given.delay, by_thread=given.by_thread and at == 0)
+                    by_thread = given.by_thread and at == 0
+                    told = measure(way, streams, tokens, given.delay, by_thread=by_thread, beside=given.beside)
                     found[way.name].append(told)
             for name, rounds in found.items():
                 cells = []
