@@ -138,3 +138,43 @@ def test_openai_agents(url: str) -> None:
         assert agents.Runner.run_sync(agent, "How is Oslo?").final_output.strip() == "It says 4 degrees in Oslo."
         form = agents.Agent(name="clerk", model=model, output_type=Weather)
         assert agents.Runner.run_sync(form, "How is Oslo?").final_output == Weather(city="Oslo", degrees=4)
+
+
+def test_langchain_agent(url: str) -> None:
+    create_agent = pytest.importorskip("langchain.agents").create_agent
+    openai = pytest.importorskip("langchain_openai")
+    agent = create_agent(openai.ChatOpenAI(base_url=url, api_key="none", model="clerk"), tools=[weather])
+    said = agent.invoke({"messages": [{"role": "user", "content": "How is Oslo?"}]})["messages"]
+    assert [message.type for message in said] == ["human", "ai", "tool", "ai"]
+    assert said[-1].text.strip() == "It says 4 degrees in Oslo."
+
+
+def test_llama_index(url: str) -> None:
+    like = pytest.importorskip("llama_index.llms.openai_like")
+    core = pytest.importorskip("llama_index.core.tools")
+    llm = like.OpenAILike(
+        model="clerk", api_base=url, api_key="none", is_chat_model=True, is_function_calling_model=True
+    )
+    assert llm.complete("How is Oslo?").text.strip() == "It says How is Oslo?."
+    assert "".join(part.delta or "" for part in llm.stream_complete("How is Oslo?")).strip() == "It says How is Oslo?."
+    assert llm.as_structured_llm(Weather).complete("How is Oslo?").raw == Weather(city="Oslo", degrees=4)
+    asked = llm.chat_with_tools([core.FunctionTool.from_defaults(weather)], user_msg="How is Oslo?")
+    [call] = llm.get_tool_calls_from_response(asked)
+    assert (call.tool_name, call.tool_kwargs) == ("weather", {"city": "Oslo"})
+
+
+def test_haystack(url: str) -> None:
+    chat = pytest.importorskip("haystack.components.generators.chat")
+    classes = pytest.importorskip("haystack.dataclasses")
+    tools = pytest.importorskip("haystack.tools")
+    secret = pytest.importorskip("haystack.utils").Secret.from_token("none")
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = tools.Tool(name="weather", description="The weather.", parameters=parameters, function=weather)
+    generator = chat.OpenAIChatGenerator(api_key=secret, model="clerk", api_base_url=url, tools=[tool])
+    said = [classes.ChatMessage.from_user("How is Oslo?")]
+    [answer] = generator.run(said)["replies"]
+    [call] = answer.tool_calls
+    assert (call.tool_name, call.arguments) == ("weather", {"city": "Oslo"})
+    said += [answer, classes.ChatMessage.from_tool(weather(**call.arguments), origin=call)]
+    [last] = generator.run(said)["replies"]
+    assert last.text.strip() == "It says 4 degrees in Oslo."
