@@ -291,8 +291,15 @@ class Worker:
             with self._attachment(connection):
                 self._serve(service, connection, loop)
 
-    # Of a worker that serves a synchronous callable.
-    _capabilities: int = CAPABILITIES | Capability.AHEAD | Capability.REFERENCES | Capability.PACE
+    @property
+    def _capabilities(self) -> int:
+        """Of a worker that serves a synchronous callable."""
+        return CAPABILITIES | Capability.AHEAD | Capability.REFERENCES | self._pace
+
+    @property
+    def _pace(self) -> int:
+        return Capability.PACE if self.model.decoupled else 0
+
     _max_in_flight = 1
 
     def _serve(self, service: Service, connection: Link, loop: LazyLoop) -> None:
@@ -310,7 +317,7 @@ class Worker:
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
-        for connection in self._connections(max_in_flight, CAPABILITIES | Capability.PACE):
+        for connection in self._connections(max_in_flight, CAPABILITIES | self._pace):
             if isinstance(connection, float):
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
                 await asyncio.sleep(connection)
