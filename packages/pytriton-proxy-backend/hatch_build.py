@@ -120,7 +120,7 @@ LIBRARIES = (
     ),
     NativeLibrary(
         GUARD_LIBRARY_NAME,
-        ("guard/*.cc", "grpc/*.cc"),
+        ("guard/**/*.cc", "grpc/*.cc"),
         (),
         ("-ldl",),
         (

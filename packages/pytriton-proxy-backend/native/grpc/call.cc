@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "../guard/trace_flag.h"
+#include "../guard/workarounds/trace_flag.h"
 #include "forwarded.h"
 #include "inner.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "../guard/outcomes.h"
+#include "../guard/answers/outcomes.h"
 #include "inference.h"
 
 struct TRITONSERVER_InferenceRequest;

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../guard/stream_backlog.h"
+#include "../guard/answers/stream_backlog.h"
 #include "inference.h"
 #include "loop.h"
 #include "nghttp2.h"

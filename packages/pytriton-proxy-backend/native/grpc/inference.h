@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../guard/outcomes.h"
+#include "../guard/answers/outcomes.h"
 
 struct TRITONSERVER_Server;
 

@@ -9,13 +9,6 @@
 
 namespace pytriton::guard {
 
-bool MemoryBudget::TryReserve(uint64_t bytes, uint64_t limit) {
-  const uint64_t before = bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  if (bytes <= limit && before <= limit - bytes) return true;
-  Release(bytes);
-  return false;
-}
-
 bool Connections::Reserve() {
   // Descriptors are numbers from 0, below the limit; the kernel's own is about a million.
   constexpr uint64_t kMost = 4 << 20;

@@ -8,29 +8,17 @@
 #include <memory>
 #include <vector>
 
-#include "http2_frames.h"
-#include "http_answers.h"
-#include "http_poll.h"
-#include "http_response.h"
-#include "http_scan.h"
-#include "http_threads.h"
-#include "outcomes.h"
+#include "handover/http2_frames.h"
+#include "answers/http_answers.h"
+#include "frontend/http_poll.h"
+#include "answers/http_response.h"
+#include "refuse/http_scan.h"
+#include "frontend/http_threads.h"
+#include "answers/outcomes.h"
 
 struct TRITONSERVER_InferenceRequest;
 
 namespace pytriton::guard {
-
-// Memory that requests take, over all that are being read or served.
-class MemoryBudget {
- public:
-  // Adds to the sum. False, without adding, if that makes it larger than the limit.
-  bool TryReserve(uint64_t bytes, uint64_t limit);
-  void Release(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
-  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<uint64_t> bytes_{0};
-};
 
 constexpr size_t kHttp2Preface = 24;
 
@@ -41,6 +29,7 @@ struct Connection {
   uint64_t awaiting = 0;          // of the bytes of requests that wait for their response
   bool is_pipelined = false;      // a request began before the one in front of it was answered
   bool is_refused = false;        // what comes is read and thrown away
+  bool is_left_alone = false;     // what comes is not looked at: only where nothing is refused
   time_t refused_at = 0;
   uint64_t drained_bytes = 0;
   // Whether a request is complete whose response was not begun.

@@ -27,6 +27,9 @@ constexpr Field kFields[] = {
     {"grpc_front_end", &Limits::grpc_front_end, 0},
     {"generate_extra_names", &Limits::generate_extra_names, 0},
     {"page", &Limits::page, 0},
+    {"refuse", &Limits::refuse, 0},
+    {"handover", &Limits::handover, 0},
+    {"frontend", &Limits::frontend, 0},
 };
 
 bool ParsePair(const std::string& pair, Limits* limits, std::string* error) {

@@ -1,4 +1,4 @@
-// What a request may ask of the server. The defaults are far above what honest callers send.
+// The settings of the guard: what a request may ask of the server, and which parts are switched on. The defaults are far above what honest callers send.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,10 @@ struct Limits {
   uint64_t generate_extra_names = 0;
   // Whether there is a page about the server at `/` and `/docs`.
   uint64_t page = 1;
+  // The parts of the guard, each with a folder of its name; 0 switches it off.
+  uint64_t refuse = 1;
+  uint64_t handover = 1;
+  uint64_t frontend = 1;
 };
 
 // Reads `name=value` pairs with commas between them, as in the variable PYTRITON_GUARD. False, with the reason, for a

@@ -4,15 +4,12 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,12 +22,8 @@ namespace pytriton::guard {
 namespace {
 
 constexpr char kSettings[] = "PYTRITON_GUARD";
-constexpr char kSecrets[] = "PYTRITON_GUARD_SECRETS";
 constexpr char kPreload[] = "LD_PRELOAD";
 constexpr char kLibrary[] = "libpytriton_guard.so";
-constexpr unsigned kStarterPauseSeconds = 2;
-// More than a server takes that waits for its requests, 30 s, and then for its connections.
-constexpr unsigned kOrphanSeconds = 45;
 
 // The address range of the program, from the first entry of the loader's list.
 struct Range {
@@ -46,45 +39,6 @@ int FindProgram(dl_phdr_info* info, size_t, void* data) {
     const uintptr_t begin = info->dlpi_addr + header.p_vaddr;
     if (begin < range->begin) range->begin = begin;
     if (begin + header.p_memsz > range->end) range->end = begin + header.p_memsz;
-  }
-  return 1;  // the first is the program
-}
-
-// The header as a whole text of the program, with the ends of this one and of the one before it.
-constexpr char kErrorMode[] = "\0triton_grpc_error";
-
-// Finds the text; null where it is not. It reads what lies between the constants, too, which sanitizers take for a fault.
-__attribute__((no_sanitize("address"))) char* FindErrorMode(char* begin, const char* end) {
-  for (char* place = begin; end - place >= static_cast<ptrdiff_t>(sizeof(kErrorMode)); ++place) {
-    size_t same = 0;
-    while (same < sizeof(kErrorMode) && place[same] == kErrorMode[same]) ++same;
-    if (same == sizeof(kErrorMode)) return place;
-  }
-  return nullptr;
-}
-
-// Changes the first letter of the text in a segment of constants. The names of headers in gRPC have no capitals.
-void HideErrorModeIn(char* begin, size_t size) {
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const char* const end = begin + size;
-  while (char* found = FindErrorMode(begin, end)) {
-    char* const letter = found + 1;
-    char* const place = letter - reinterpret_cast<uintptr_t>(letter) % page;
-    if (mprotect(place, page, PROT_READ | PROT_WRITE) != 0) {
-      Log('W', "A stream over gRPC with the header triton_grpc_error: true can end this server, if its model fails");
-      return;
-    }
-    *letter = 'T';
-    mprotect(place, page, PROT_READ);
-    begin = letter;
-  }
-}
-
-int HideErrorModeInProgram(dl_phdr_info* info, size_t, void*) {
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& header = info->dlpi_phdr[i];
-    if (header.p_type != PT_LOAD || header.p_flags != PF_R) continue;
-    HideErrorModeIn(reinterpret_cast<char*>(info->dlpi_addr + header.p_vaddr), header.p_memsz);
   }
   return 1;  // the first is the program
 }
@@ -123,28 +77,6 @@ void RemoveFromPreload() {
   }
 }
 
-// Nothing here takes memory or locks: the server may have broken both.
-void* WatchStarter(void* given) {
-  const auto starter = static_cast<pid_t>(reinterpret_cast<intptr_t>(given));
-  while (getppid() == starter) sleep(kStarterPauseSeconds);
-  sleep(kOrphanSeconds);
-  kill(getpid(), SIGKILL);
-  return nullptr;
-}
-
-// Everything in a descriptor, from its begin.
-std::string ReadAll(int fd) {
-  std::string text;
-  char buffer[4096];
-  for (off_t offset = 0;;) {
-    const ssize_t count = pread(fd, buffer, sizeof(buffer), offset);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return text;
-    text.append(buffer, static_cast<size_t>(count));
-    offset += count;
-  }
-}
-
 }  // namespace
 
 bool IsTritonServer() { return dlsym(RTLD_DEFAULT, "TRITONSERVER_ApiVersion") != nullptr; }
@@ -162,49 +94,6 @@ Limits ReadSettings() {
   if (limits.max_in_flight_bytes == 0) limits.max_in_flight_bytes = half;
   if (limits.max_input_bytes == 0) limits.max_input_bytes = limits.max_in_flight_bytes;
   return limits;
-}
-
-// The descriptor holds lines: a mark, its secret, the next mark and so on.
-void ReadSecrets(int argc, char** argv) {
-  const char* given = std::getenv(kSecrets);
-  if (given == nullptr) return;
-  const int fd = std::atoi(given);
-  unsetenv(kSecrets);
-  const std::string lines = ReadAll(fd);
-  close(fd);
-  for (size_t begin = 0; begin < lines.size();) {
-    const size_t middle = lines.find('\n', begin);
-    if (middle == std::string::npos) return;
-    const size_t end = std::min(lines.find('\n', middle + 1), lines.size());
-    const std::string mark = lines.substr(begin, middle - begin);
-    const std::string secret = lines.substr(middle + 1, end - middle - 1);
-    for (int i = 1; i < argc; ++i) {
-      const std::string argument = argv[i];
-      if (mark.empty() || argument.size() < mark.size() ||
-          argument.compare(argument.size() - mark.size(), mark.size(), mark) != 0) {
-        continue;
-      }
-      // Never freed: it is an argument of `main` from now on.
-      argv[i] = strdup((argument.substr(0, argument.size() - mark.size()) + secret).c_str());
-    }
-    begin = end + 1;
-  }
-}
-
-bool RestrictsModels(int argc, char** argv) {
-  constexpr std::string_view kOption = "--http-restricted-api";
-  for (int i = 1; i < argc; ++i) {
-    std::string_view value = argv[i];
-    if (value.substr(0, kOption.size()) != kOption) continue;
-    value.remove_prefix(kOption.size());
-    if (value.empty() && i + 1 < argc) value = argv[i + 1];
-    // "=metadata,health:header=secret"
-    const std::string_view groups = value.substr(0, value.find(':'));
-    if (groups.find("metadata") != std::string_view::npos || groups.find("model-config") != std::string_view::npos) {
-      return true;
-    }
-  }
-  return false;
 }
 
 uint64_t EnlargeStacks(uint64_t bytes) {
@@ -235,19 +124,6 @@ uint64_t EnlargeStacks(uint64_t bytes) {
   pthread_attr_destroy(&attributes);
   return now;
 }
-
-void EndWithStarter() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  const auto starter = static_cast<intptr_t>(getppid());
-  if (pthread_create(&thread, nullptr, WatchStarter, reinterpret_cast<void*>(starter)) == 0) pthread_detach(thread);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
-void HideErrorMode() { dl_iterate_phdr(HideErrorModeInProgram, nullptr); }
 
 std::string PythonBackendPrefix(int argc, char** argv) {
   constexpr char kOption[] = "shm-region-prefix-name=";

@@ -1,4 +1,4 @@
-// What happens once, before the program's `main`: whether this is tritonserver, its settings, secrets and stacks.
+// What happens once, before the program's `main`: whether this is tritonserver, its settings and stacks.
 #pragma once
 
 #include <string>
@@ -17,24 +17,9 @@ bool IsTritonServer();
 // Takes the settings out of the environment, and this library too: what the server starts shall have neither.
 Limits ReadSettings();
 
-// Puts secrets into the arguments that end with a mark for them. The kernel's copy of the arguments, which other users
-// may read, keeps the mark.
-void ReadSecrets(int argc, char** argv);
-
-// Whether the arguments keep what the inputs of models are from those who do not know a secret.
-bool RestrictsModels(int argc, char** argv);
-
 // Gives all threads to come larger stacks; returns the bytes of a stack from now on. Leaves them as they are where the
 // system counts reserved memory as used.
 uint64_t EnlargeStacks(uint64_t bytes);
-
-// Has the front end for gRPC not find the header `triton_grpc_error`, by which callers ask to have a stream end with the
-// status of its first error: it frees the requests of such a stream that are still served.
-void HideErrorMode();
-
-// Has the server end some time after its starter has: it gets SIGTERM then, but one that hangs acts on no signal but
-// SIGKILL.
-void EndWithStarter();
 
 // The prefix of the names of memory that Triton's Python backend shares with its own processes.
 std::string PythonBackendPrefix(int argc, char** argv);

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "../guard/generate_errors.h"
-#include "../guard/json_reader.h"
+#include "../guard/answers/generate_errors.h"
+#include "../guard/answers/json_reader.h"
 #include "../proxy/utf8.h"
 #include "check.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../guard/http_answers.h"
+#include "../guard/answers/http_answers.h"
 #include "chance.h"
 #include "check.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "../guard/stream_backlog.h"
+#include "../guard/answers/stream_backlog.h"
 #include "check.h"
 
 using pytriton::guard::GivenResponse;

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "../guard/http_deferrals.h"
+#include "../guard/workarounds/http_deferrals.h"
 #include "check.h"
 
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "../guard/http2_frames.h"
+#include "../guard/handover/http2_frames.h"
 #include "check.h"
 
 using namespace pytriton::guard;

@@ -5,7 +5,7 @@
 
 #include <csignal>
 
-#include "../guard/startup.h"
+#include "../guard/workarounds/orphans.h"
 #include "check.h"
 
 int main() {

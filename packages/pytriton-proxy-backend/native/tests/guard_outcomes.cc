@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "../guard/outcomes.h"
+#include "../guard/answers/outcomes.h"
 #include "check.h"
 
 namespace {

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "../guard/json_reader.h"
-#include "../guard/page.h"
+#include "../guard/answers/json_reader.h"
+#include "../guard/answers/page.h"
 #include "check.h"
 
 using namespace pytriton::guard;

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "../guard/http_poll.h"
+#include "../guard/frontend/http_poll.h"
 #include "check.h"
 
 using pytriton::guard::HttpPoll;

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "../guard/generate_answer.h"
-#include "../guard/http_response.h"
+#include "../guard/answers/generate_answer.h"
+#include "../guard/answers/http_response.h"
 #include "chance.h"
 #include "check.h"
 

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "../guard/http_scan.h"
-#include "../guard/json_scan.h"
+#include "../guard/refuse/http_scan.h"
+#include "../guard/refuse/json_scan.h"
 #include "../guard/limits.h"
-#include "../guard/shape_check.h"
+#include "../guard/refuse/shape_check.h"
 #include "../proxy/printable.h"
 #include "check.h"
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "../guard/http_threads.h"
-#include "../guard/instance_threads.h"
+#include "../guard/frontend/http_threads.h"
+#include "../guard/workarounds/instance_threads.h"
 #include "check.h"
 
 namespace {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = ["../grpc/inference.cc", "../grpc/request.cc", "../guard/outcomes.cc"]
+SOURCES = ["../grpc/inference.cc", "../grpc/request.cc", "../guard/answers/outcomes.cc"]
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the guard is for Linux"),

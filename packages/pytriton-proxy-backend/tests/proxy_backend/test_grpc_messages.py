@@ -26,7 +26,7 @@ from support.waiting import PATIENCE_S
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 SEED = int(os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 COUNT = int(os.environ.get("PYTRITON_FUZZ_REQUESTS", "3000"))
-SOURCES = ["../grpc/inference.cc", "../grpc/request.cc", "../guard/outcomes.cc"]
+SOURCES = ["../grpc/inference.cc", "../grpc/request.cc", "../guard/answers/outcomes.cc"]
 # What the double of Triton has: it answers with the inputs, or as the name says.
 DOUBLES = ["echo", "apart", "error", "stream", "none", "never", "twice", "wrong"]
 OK, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 12, 13

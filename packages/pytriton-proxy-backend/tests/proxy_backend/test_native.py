@@ -23,12 +23,18 @@ BATCH_SOURCES = [
     *("batch.cc", "arena.cc", "input_ranks.cc", "late_ends.cc", "record.cc", "response_cache.cc", "stream_pace.cc")
 ]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
-GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "request_text", "shape_check")]
-GENERATE_SOURCES = [f"../guard/{name}.cc" for name in ("generate_errors", "json_reader", "request_text")]
-RESPONSE_SOURCES = [f"../guard/{name}.cc" for name in ("generate_answer", "http_response")]
+GUARD_SOURCES = [
+    "../guard/limits.cc",
+    *(f"../guard/refuse/{name}.cc" for name in ("http_scan", "json_scan", "request_text", "shape_check")),
+]
+GENERATE_SOURCES = [
+    *(f"../guard/answers/{name}.cc" for name in ("generate_errors", "json_reader")),
+    "../guard/refuse/request_text.cc",
+]
+RESPONSE_SOURCES = [f"../guard/answers/{name}.cc" for name in ("generate_answer", "http_response")]
 NATIVE = Path(__file__).parents[2] / "native"
 ALL_GUARD_SOURCES = sorted(
-    f"../{folder}/{path.name}" for folder in ("guard", "grpc") for path in (NATIVE / folder).glob("*.cc")
+    f"../{path.relative_to(NATIVE)}" for folder in ("guard", "grpc") for path in (NATIVE / folder).rglob("*.cc")
 )
 
 # Compilers are slow on a busy machine.
@@ -141,39 +147,38 @@ def test_errors_of_generate(
 
 
 def test_guard_page(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    sources = [f"../guard/{name}.cc" for name in ("json_reader", "page")]
+    sources = [f"../guard/answers/{name}.cc" for name in ("json_reader", "page")]
     run_program(compile_native("guard_page.cc", sources, "memory"), FUZZ_SEED)
 
 
 def test_guard_answers(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_answers.cc", ["../guard/http_answers.cc"], "memory"))
+    run_program(compile_native("guard_answers.cc", ["../guard/answers/http_answers.cc"], "memory"))
 
 
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    sources = [f"../guard/{name}.cc" for name in ("http_threads", "instance_threads")]
+    sources = ["../guard/frontend/http_threads.cc", "../guard/workarounds/instance_threads.cc"]
     run_program(compile_native("guard_threads.cc", sources, "memory"))
 
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_guard_deferrals(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_deferrals.cc", ["../guard/http_deferrals.cc"], sanitizer))
+    run_program(compile_native("guard_deferrals.cc", ["../guard/workarounds/http_deferrals.cc"], sanitizer))
 
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_guard_backlog(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_backlog.cc", ["../guard/stream_backlog.cc"], sanitizer))
+    run_program(compile_native("guard_backlog.cc", ["../guard/answers/stream_backlog.cc"], sanitizer))
 
 
 def test_guard_ends_an_orphan_that_heeds_no_signal(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    sources = [f"../guard/{name}.cc" for name in ("startup", "limits")]
-    run_program(compile_native("guard_orphan.cc", sources, "memory"), timeout_s=600)
+    run_program(compile_native("guard_orphan.cc", ["../guard/workarounds/orphans.cc"], "memory"), timeout_s=600)
 
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_guard_outcomes(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_outcomes.cc", ["../guard/outcomes.cc"], sanitizer))
+    run_program(compile_native("guard_outcomes.cc", ["../guard/answers/outcomes.cc"], sanitizer))
 
 
 def test_guard_responses(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
@@ -182,7 +187,7 @@ def test_guard_responses(compile_native: Callable[..., Path], run_program: Calla
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_guard_poll(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_poll.cc", ["../guard/http_poll.cc"], sanitizer))
+    run_program(compile_native("guard_poll.cc", ["../guard/frontend/http_poll.cc"], sanitizer))
 
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])

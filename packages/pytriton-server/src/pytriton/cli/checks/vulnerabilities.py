@@ -11,7 +11,7 @@ from pytriton.server.tritonserver.advisories import (
     is_newer_than_known,
 )
 from pytriton.server.tritonserver.binary import TritonServerBinary
-from pytriton.server.tritonserver.guard import find_guard
+from pytriton.server.tritonserver.guard import Part, find_guard
 from pytriton.server.tritonserver.version import ServerVersionUnknownError, parse_server_version, read_server_version
 
 __all__ = ["describe_vulnerabilities"]
@@ -68,7 +68,9 @@ def describe_vulnerabilities(binary: TritonServerBinary, *, verbose: bool) -> It
 def _state_of_guard(binary: TritonServerBinary) -> str:
     guard = find_guard(None, binary.executable)
     if guard.library is not None:
-        return "The guard is loaded into this server when Triton starts it."
+        off = ", ".join(part.value for part in Part if part in guard.parts_off)
+        but = f" PYTRITON_GUARD switches parts of it off, and what these cover is NOT covered: {off}." if off else ""
+        return f"The guard is loaded into this server when Triton starts it.{but}"
     reason = guard.obstacle or "PYTRITON_GUARD switches it off"
     return f"What the guard covers is NOT covered: it is not loaded into this server, because {reason}."
 

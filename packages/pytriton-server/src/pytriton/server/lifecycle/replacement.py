@@ -31,7 +31,7 @@ from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.command_line import build_command, is_controlled
-from pytriton.server.tritonserver.guard import find_guard
+from pytriton.server.tritonserver.guard import Part, find_guard
 from pytriton.server.tritonserver.handover import Handover, Role
 from pytriton.server.tritonserver.options import check_options
 from pytriton.server.tritonserver.ports import Endpoint
@@ -261,10 +261,12 @@ class Replacement:
         old, ports, folders, binary = server.process, server.ports, files.folders, files.binary
         if old is None or ports is None or folders is None or binary is None or not server.is_running:
             raise PyTritonInvalidOperationError("No server runs that could be replaced.")
-        if old.handover is None or files.supervisor is not None or not is_controlled(config):
+        has_models = files.supervisor is None and is_controlled(config)
+        if old.handover is None or Part.HANDOVER in old.guard.parts_off or not has_models:
             raise PyTritonInvalidOperationError(
-                "The server cannot be replaced while it serves: that needs the guard, models that are bound (none by "
-                "its folder), and TritonConfig.model_control_mode='explicit' or unset. Stop it, and start it again."
+                "The server cannot be replaced while it serves: that needs the guard with GuardConfig.handover, models "
+                "that are bound (none by its folder), and TritonConfig.model_control_mode='explicit' or unset. Stop "
+                "it, and start it again."
             )
         check_same_places(server.config, config)
         check_settings(config, server.security)

@@ -9,11 +9,11 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pytriton.server.control.http import fetch
 from pytriton.server.settings.security import GRPC_HEADER_PREFIX
-from pytriton.server.tritonserver.guard import GuardConfig
+from pytriton.server.tritonserver.guard import Guard, GuardConfig, Part
 from pytriton.server.tritonserver.handover import Handover, Protection
 from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import Endpoint
@@ -82,6 +82,7 @@ class GuardTest:
     ) -> None:
         self._handover = handover
         self._settings = dict(re.findall(r"(\w+)=(\d+)", settings))
+        self._off = Guard(settings=settings).parts_off
         self._http = http
         self._grpc = grpc
         self._is_encrypted = is_encrypted
@@ -97,7 +98,7 @@ class GuardTest:
 
     @property
     def states(self) -> dict[Protection, bool]:
-        """Whether each protection is in force; without those that nothing has come to yet."""
+        """Whether each protection is in force; without those that nothing has come to yet, and those switched off."""
         reached = self._handover.reached()
         if not reached:
             # The server has ended: what it did first always is reached.
@@ -105,7 +106,7 @@ class GuardTest:
         return {
             each: each not in self._failed and each in reached
             for each in Protection
-            if each in reached | self._expected
+            if each in reached | self._expected and each.part not in self._off
         }
 
     def run(self, models: Mapping[str, bool]) -> None:
@@ -129,8 +130,7 @@ class GuardTest:
                 if found:
                     break
             expected |= {Protection.INSTANCES} if any(models.values()) else set()
-            self._expected |= expected
-            self._settle()
+            self._expect(expected)
         self._tell(time.monotonic() - began)
 
     def run_model(self, name: str, *, is_plain: bool) -> None:
@@ -144,12 +144,13 @@ class GuardTest:
         with self._handover.tried():
             found = self._try_model(name, is_plain=is_plain)
             self.has_tried_model = bool(found)
-            self._expected |= found
-            self._settle()
+            self._expect(found)
         if found:
             self._tell(time.monotonic() - began)
 
-    def _settle(self) -> None:
+    def _expect(self, expected: Iterable[Protection]) -> None:
+        """Wait for what the requests that were sent are to lead to."""
+        self._expected |= {each for each in expected if each.part not in self._off}
         # What a server does at the end of a request or a connection, it does after its answer.
         deadline = time.monotonic() + _SETTLED_S
         while not self._expected <= self._handover.reached() and time.monotonic() < deadline:
@@ -166,15 +167,23 @@ class GuardTest:
                 )  # fmt: skip
                 self._told |= {protection}
         logger.info(
-            "The guard was tried out in %.0f ms: %d protections are in force, %d are not. Not tried: %s.",
-            spent_s * 1000, sum(states.values()), len(states) - sum(states.values()),
-            ", ".join(each.name for each in Protection if each not in states) or "none",
+            "The guard was tried out in %.0f ms. Protections in force, by part: %s. Not tried: %s.",
+            spent_s * 1000, ", ".join(self._describe(part, states) for part in Part),
+            ", ".join(each.name for each in Protection if each not in states and each.part not in self._off) or "none",
         )  # fmt: skip
+
+    def _describe(self, part: Part, states: Mapping[Protection, bool]) -> str:
+        """Return how many of the protections of a part that were tried are in force."""
+        tried = [is_in_force for each, is_in_force in states.items() if each.part is part]
+        return f"{part.value} {'off' if part in self._off else f'{sum(tried)} of {len(tried)}'}"
 
     def _try_json(self, endpoint: Endpoint) -> None:
         """Send JSON that nests one level too deep, which the guard refuses in its own words."""
         depth = int(self._settings.get("max_json_depth", GuardConfig.max_json_depth))
-        if depth < _MOST_DEPTH:
+        if Part.REFUSE in self._off:
+            self._post(endpoint, f"/v2/models/{_NAME}/infer", b"[")
+            self._leave_out("", "http")
+        elif depth < _MOST_DEPTH:
             answer = self._post(endpoint, f"/v2/models/{_NAME}/infer", b"[" * (depth + 1))
             self._leave_out("", "http")
             if answer is not None and b"max_json_depth" not in answer[1]:
@@ -182,6 +191,8 @@ class GuardTest:
 
     def _try_shared_memory(self, endpoint: Endpoint) -> set[Protection]:
         """Ask for shared memory for which the guard has a file, of which it lets no region be made."""
+        if Part.REFUSE in self._off:
+            return set()
         region = f"/v2/systemsharedmemory/region/{_NAME}"
         body = json.dumps({"key": f"/{_NAME}", "offset": 0, "byte_size": 16}).encode()
         answer = self._post(endpoint, f"{region}/register", body)
@@ -213,7 +224,7 @@ class GuardTest:
     def _try_grpc(self) -> set[Protection]:
         if self._grpc is None:
             return set()
-        has_front_end = self._settings.get("grpc_front_end") != "0"
+        has_front_end = self._settings.get("grpc_front_end") != "0" and Part.FRONTEND not in self._off
         expected = {Protection.GRPC_FRONT_END if has_front_end else Protection.GRPC_CONNECTIONS}
         if not self._is_encrypted:
             with contextlib.suppress(OSError):

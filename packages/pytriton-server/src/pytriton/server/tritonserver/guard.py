@@ -1,7 +1,9 @@
 """The guard: a library in tritonserver that refuses requests which would end it. `GuardConfig`."""
 
 import dataclasses
+import enum
 import os
+import re
 import stat
 import struct
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend import LibraryNotFoundError, guard_library_path
 
-__all__ = ["GUARD_VARIABLE", "Guard", "GuardConfig", "find_guard"]
+__all__ = ["GUARD_VARIABLE", "Guard", "GuardConfig", "Part", "find_guard"]
 
 GUARD_VARIABLE = "PYTRITON_GUARD"
 """Environment variable with the settings where `Triton` gets none: `name=value` with commas between them, or `off`."""
@@ -18,6 +20,19 @@ _OFF = "off"
 _ELF_MAGIC = b"\x7fELF"
 _ELF_64 = 2
 _PT_INTERP = 3
+
+
+class Part(enum.Enum):
+    """What the guard consists of; the value is the name of its folder in `native/guard`."""
+
+    REFUSE = "refuse"
+    HANDOVER = "handover"
+    FRONTEND = "frontend"
+    ANSWERS = "answers"
+    WORKAROUNDS = "workarounds"
+
+
+_SWITCHED = (Part.REFUSE, Part.HANDOVER, Part.FRONTEND)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +73,14 @@ class GuardConfig:
     page: bool = True
     """Whether `GET /` and `GET /docs` show a page about the server: its models that are ready, their tensors, and how
     they are called. It leaves the models out where the endpoints `metadata` or `model-config` are protected."""
+    refuse: bool = True
+    """Whether the guard refuses requests. False hands each request to tritonserver as it came, so that the limits above
+    hold nobody. The access token stays off the command line."""
+    handover: bool = True
+    """Whether the server can hand its sockets over to one that replaces it, as `Triton.replace_server` does."""
+    frontend: bool = True
+    """Whether the guard speeds up the front end for HTTP, notices callers who leave, and serves inference over gRPC.
+    False leaves both protocols to Triton's own front ends, as `grpc_front_end=False` does for one."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""
@@ -94,6 +117,12 @@ class Guard:
     library: Path | None = None
     settings: str = ""
     obstacle: str | None = None
+
+    @property
+    def parts_off(self) -> frozenset[Part]:
+        """The parts that its settings switch off."""
+        values = dict(re.findall(r"(\w+)=(\d+)", self.settings))
+        return frozenset(part for part in _SWITCHED if int(values.get(part.value, "1")) == 0)
 
 
 def find_guard(config: GuardConfig | None, executable: Path) -> Guard:

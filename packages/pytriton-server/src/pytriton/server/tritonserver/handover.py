@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
 from pytriton.proxy_backend.system.memory_files import make_memory_file
+from pytriton.server.tritonserver.guard import Part
 
 __all__ = ["HANDOVER_VARIABLE", "Handover", "Protection", "Role"]
 
@@ -17,7 +18,7 @@ HANDOVER_VARIABLE = "PYTRITON_GUARD_HANDOVER"
 
 
 class Role(enum.IntEnum):
-    """What one of two servers at the same sockets does. The guard has the same numbers (`native/guard/listeners.h`)."""
+    """What one of two servers at the same sockets does, with the numbers of `native/guard/handover/listeners.h`."""
 
     STANDING_BY = 0
     """It accepts no connections. Those that it has are answered, and then closed."""
@@ -51,6 +52,26 @@ class Protection(enum.Enum):
     INSTANCES = "the threads of models are known"
     MODEL_DELETION = "a model is deleted only when its threads have settled"
 
+    @property
+    def part(self) -> Part:
+        """The part of the guard that it belongs to."""
+        return _PARTS.get(self, Part.REFUSE)
+
+
+_PARTS = {
+    Protection.HTTP_RESPONSES: Part.ANSWERS,
+    Protection.HTTP_CALLERS: Part.FRONTEND,
+    Protection.HTTP_THREADS: Part.FRONTEND,
+    Protection.HTTP_DEFERRALS: Part.WORKAROUNDS,
+    Protection.HTTP_ENDS: Part.ANSWERS,
+    Protection.CRASHES: Part.WORKAROUNDS,
+    Protection.GRPC_FRONT_END: Part.FRONTEND,
+    Protection.GRPC_CALLS: Part.FRONTEND,
+    Protection.GRPC_CONNECTIONS: Part.HANDOVER,
+    Protection.REPLACEMENT: Part.HANDOVER,
+    Protection.INSTANCES: Part.WORKAROUNDS,
+    Protection.MODEL_DELETION: Part.WORKAROUNDS,
+}
 
 _ROLE, _IS_TRIED, _IS_COMPLETE, _REACHED = 0, 1, 2, 3
 

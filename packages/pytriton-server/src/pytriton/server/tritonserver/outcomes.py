@@ -14,7 +14,7 @@ __all__ = ["OUTCOMES", "OUTCOMES_VARIABLE", "PROTOCOLS", "OutcomeCounts"]
 OUTCOMES_VARIABLE = "PYTRITON_GUARD_OUTCOMES"
 """Environment variable for the guard: the descriptor of the memory."""
 
-# The guard has the same, in the same order and places (`native/guard/outcomes.h`).
+# The guard has the same, in the same order and places (`native/guard/answers/outcomes.h`).
 PROTOCOLS = ("http", "grpc")
 OUTCOMES = (
     "ok",

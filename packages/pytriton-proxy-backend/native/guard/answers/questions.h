@@ -1,0 +1,22 @@
+// What the guard asks the server: its models, their tensors, and the page made of them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../in_force.h"
+#include "generate_errors.h"
+#include "http_response.h"
+
+namespace pytriton::guard {
+
+// What a model takes and gives; nothing where it is not there.
+ModelInterface InterfaceOf(Guard* guard, const std::string& model, int64_t version);
+
+// The page about the server in place of the answer to a path that the server does not have.
+std::unique_ptr<HttpResponse> PageFor(Guard* guard, int fd, bool is_html);
+
+// Whether any version of a model is served.
+bool HasModel(const std::string& model);
+
+}  // namespace pytriton::guard

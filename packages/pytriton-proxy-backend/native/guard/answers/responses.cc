@@ -1,0 +1,174 @@
+#include "responses.h"
+
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../hooks.h"
+#include "../protections.h"
+#include "../refuse/http_requests.h"
+#include "generate_answer.h"
+#include "json_reader.h"
+#include "questions.h"
+
+namespace pytriton::guard {
+namespace {
+
+// What an answer to a request says in place of the front end's words; empty: those stay.
+std::string BetterError(Guard* guard, const RequestOutcome& request, int status) {
+  if (status == kNotAllowed && !request.is_post) return "inference takes POST, with the inputs as JSON: curl sends it with -d '{...}'";
+  const bool is_wrong = status == 400 || status == 500;
+  if (!is_wrong || request.generate == nullptr || request.is_submitted || guard->hides_models) return "";
+  const GenerateRequest& generate = *request.generate;
+  const bool has_parameters =
+      guard->limits.generate_extra_names != 0 || guard->models.HasParameters(generate.model, generate.version);
+  const std::vector<GenerateInput> inputs = InterfaceOf(guard, generate.model, generate.version).inputs;
+  return inputs.empty() ? "" : FindGenerateError(generate, inputs, has_parameters);
+}
+
+// How an answer to `generate` of a decoupled model ends, which the front end has begun before it knew.
+GenerateBody::Ending EndGenerate(RequestOutcome* request) {
+  const std::string error = request->responses->FindError();
+  if (error.empty()) {
+    request->Count(Outcome::kOk);
+    return {};
+  }
+  const Outcome outcome = request->NotedOr(Outcome::kInvalid);
+  request->Count(outcome);
+  const int status = StatusOfOutcome(outcome, 400);
+  return {StatusText(status == 0 ? 400 : status), "{\"error\":" + JsonString(error) + "}"};
+}
+
+// Where an answer to `generate` says less than its caller can be told.
+void CorrectGenerate(Connection* connection) {
+  const std::shared_ptr<RequestOutcome>& request = connection->unanswered.front();
+  const bool is_decoupled = request->responses->is_decoupled();
+  std::vector<OutputRows> rows = request->responses->rows();
+  if (!is_decoupled && rows.empty()) return;
+  std::function<GenerateBody::Ending()> end = [] { return GenerateBody::Ending{}; };
+  if (is_decoupled) end = [request] { return EndGenerate(request.get()); };
+  connection->corrected = std::make_unique<HttpResponse>(std::make_unique<GenerateBody>(std::move(rows), std::move(end)),
+                                                         !request->has_chunks);
+}
+
+// Before a response is written: its caller may look at the counts as soon as it has it.
+void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_view status) {
+  if (status.empty() || connection->corrected != nullptr) return;
+  RequestOutcome* const request = connection->unanswered.front().get();
+  if (request == nullptr) return;
+  const int code = std::atoi(std::string(status.substr(0, 3)).c_str());
+  if (request->is_page) {
+    if (code == 404) connection->corrected = PageFor(guard, fd, request->wants_html);
+    return;
+  }
+  const std::string error = code < 400 ? "" : BetterError(guard, *request, code);
+  const Outcome outcome =
+      error.empty() ? request->NotedOr(OutcomeOfStatus(code, request->is_submitted)) : Outcome::kInvalid;
+  const bool is_held = code == 200 && request->responses != nullptr && request->responses->is_decoupled();
+  if (!is_held && (!request->is_stream || !request->is_submitted)) request->Count(outcome);
+  if (code == 200 && request->responses != nullptr) CorrectGenerate(connection);
+  if (connection->corrected != nullptr) return;
+  if (!error.empty()) {
+    const bool is_method = code == kNotAllowed;
+    connection->corrected =
+        std::make_unique<HttpResponse>(StatusText(is_method ? kNotAllowed : 400), !request->has_chunks,
+                                       "{\"error\":" + JsonString(error) + "}", is_method ? "Allow: POST\r\n" : "");
+    return;
+  }
+  const int right = StatusOfOutcome(outcome, code);
+  if (right == 0 && request->has_chunks) return;
+  connection->corrected = std::make_unique<HttpResponse>(right == 0 ? "" : StatusText(right), !request->has_chunks);
+}
+
+ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int count) {
+  const ssize_t size = connection->corrected->Write(parts, count, [fd](const char* data, size_t bytes) {
+    return send(fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+  });
+  if (connection->corrected->is_at_end()) shutdown(fd, SHUT_WR);
+  if (connection->corrected->is_done()) connection->corrected.reset();
+  return size;
+}
+
+void OnResponse(Guard* guard, Connection* connection) {
+  auto& request = connection->unanswered.front();
+  // Whose answer goes on may still leave.
+  const bool goes_on = request != nullptr && (request->is_stream || request->responses != nullptr);
+  connection->streamed = goes_on ? std::move(request) : nullptr;
+  connection->unanswered.erase(connection->unanswered.begin());
+  StopAwaiting(guard, connection);
+  if (connection->scan.complete() && !connection->awaits_response()) ReleaseMemory(guard, connection);
+}
+
+}  // namespace
+
+void CountLeft(const Connection& connection) {
+  for (const auto& request : connection.unanswered) {
+    if (request != nullptr) request->Count(Outcome::kCancelled);
+  }
+  if (connection.streamed != nullptr) connection.streamed->Count(Outcome::kCancelled);
+}
+
+void BeginOutcome(Guard* guard, Connection* connection) {
+  InferencePath path;
+  bool wants_html = false;
+  RequestText text = connection->scan.TakeText();
+  std::shared_ptr<RequestOutcome> request;
+  if (connection->scan.FindInference(&path)) {
+    request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
+    request->is_stream = path.is_stream;
+    if (path.is_stream) request->backlog = std::make_shared<StreamBacklog>();
+    request->has_chunks = path.has_chunks;
+    request->is_post = path.is_post;
+    if (connection->scan.keeps_text()) {
+      request->generate = std::make_unique<GenerateRequest>(
+          GenerateRequest{path.model, path.version, path.endpoint, std::move(text), std::nullopt});
+    }
+  } else if (guard->limits.page != 0 && connection->scan.AsksForPage(&wants_html)) {
+    request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
+    request->is_page = true;
+    request->wants_html = wants_html;
+  }
+  connection->unanswered.push_back(std::move(request));
+}
+
+ssize_t WriteHttp(int fd, const iovec* parts, int count) {
+  const auto next = NEXT(writev);
+  Guard* guard = Active();
+  const bool is_http = guard != nullptr && count > 0 && guard->connections.FindInterest(fd) != nullptr;
+  if (is_http) Reach(Protection::kHttpResponses);
+  Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
+  if (connection == nullptr) return next(fd, parts, count);
+  HttpAnswers& answers = connection->answers;
+  const uint64_t chunks = answers.chunks();
+  const bool begins = answers.is_at_begin() && connection->awaits_response();
+  const std::string status = begins ? StatusIn(parts, count) : "";
+  BeginResponse(guard, connection, fd, status);
+  // One response at a time: those that follow it come again.
+  HttpAnswers behind = answers;
+  const size_t given = SizeOf(parts, count);
+  const size_t most = behind.Feed(parts, given);
+  std::vector<iovec> first;
+  if (most < given) {
+    first = FirstOf(parts, count, most);
+    parts = first.data();
+    count = static_cast<int>(first.size());
+  }
+  const bool is_right = connection->corrected == nullptr;
+  const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
+  if (size > 0 && static_cast<size_t>(size) < most) answers.Feed(parts, static_cast<size_t>(size));
+  if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
+  if (size > 0 && !status.empty()) OnResponse(guard, connection);
+  if (connection->streamed != nullptr && answers.chunks() != chunks) {
+    connection->streamed->backlog->Take(answers.chunks() - chunks);
+  }
+  return size;
+}
+
+}  // namespace pytriton::guard

@@ -1,0 +1,161 @@
+#include "watched.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../../grpc/front_end.h"
+#include "../in_force.h"
+#include "../refuse/shape_check.h"
+#include "generate_answer.h"
+#include "json_reader.h"
+
+namespace pytriton::guard {
+namespace {
+
+constexpr uint32_t kFirstDim = 2;   // TRITONSERVER_BATCH_FIRST_DIM
+constexpr uint32_t kDecoupled = 2;  // TRITONSERVER_TXN_DECOUPLED
+
+// Stands in front of a front end's callback for the responses of a request, until the last has come.
+struct WatchedResponses {
+  void (*next)(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user);
+  void* user;
+  std::shared_ptr<RequestOutcome> request;
+};
+
+// The response callback of a request that this thread makes, until it is handed to Triton: what stands in front of it.
+thread_local WatchedResponses* t_watched = nullptr;
+
+void NoteError(RequestOutcome* request, TRITONSERVER_Error* error) {
+  const char* const text = g_triton.error_text(error);
+  request->Note(OutcomeOfError(g_triton.error_code(error), text));
+  if (request->responses != nullptr) request->responses->AddError(text);
+}
+
+// The outputs of a response that have several elements for each of several samples.
+std::vector<OutputRows> RowsOf(TRITONSERVER_InferenceResponse* response) {
+  std::vector<OutputRows> all;
+  uint32_t count = 0;
+  if (IsError(g_triton.output_count(response, &count))) return all;
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* name = nullptr;
+    const int64_t* shape = nullptr;
+    uint64_t dims_count = 0;
+    int type = 0, memory_type = 0;
+    const void* base = nullptr;
+    size_t size = 0;
+    int64_t memory_type_id = 0;
+    void* user = nullptr;
+    const bool is_error = IsError(g_triton.output(response, i, &name, &type, &shape, &dims_count, &base, &size,
+                                                  &memory_type, &memory_type_id, &user));
+    OutputRows rows;
+    if (!is_error && FindRows(name, shape, dims_count, &rows)) all.push_back(std::move(rows));
+  }
+  return all;
+}
+
+// Before Triton has a request to `generate`: what is to be known of its responses.
+void ExpectResponses(TRITONSERVER_Server* server, RequestOutcome* request) {
+  if (request->generate == nullptr || request->is_stream || g_triton.properties == nullptr) return;
+  if (g_triton.batch_properties == nullptr || g_triton.output_count == nullptr || g_triton.output == nullptr) return;
+  const GenerateRequest& generate = *request->generate;
+  uint32_t batching = 0;
+  uint32_t transactions = 0;
+  if (IsError(g_triton.batch_properties(server, generate.model.c_str(), generate.version, &batching, nullptr)) ||
+      IsError(g_triton.properties(server, generate.model.c_str(), generate.version, &transactions, nullptr))) {
+    return;
+  }
+  const bool is_batched = (batching & kFirstDim) != 0;
+  const bool is_decoupled = (transactions & kDecoupled) != 0;
+  if (!is_batched && !is_decoupled) return;
+  request->responses = std::make_unique<GenerateResponses>(generate.model, is_batched, is_decoupled);
+}
+
+void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user) {
+  auto* const watched = static_cast<WatchedResponses*>(user);
+  const bool is_final = (flags & kFinal) != 0;
+  const std::unique_ptr<WatchedResponses> ended(is_final ? watched : nullptr);
+  RequestOutcome* const request = watched->request.get();
+  TRITONSERVER_Error* const error = response == nullptr ? nullptr : g_triton.response_error(response);
+  if (response != nullptr && error == nullptr && request->responses != nullptr) {
+    GenerateResponses& responses = *request->responses;
+    responses.Add(responses.is_batched() ? RowsOf(response) : std::vector<OutputRows>());
+  }
+  if (error != nullptr) {
+    NoteError(request, error);
+    g_triton.delete_error(error);
+  }
+  if (response != nullptr && request->backlog != nullptr) {
+    if (const uint64_t bytes = GivenResponse::TakeBytes(); bytes > 0) request->backlog->Add(bytes);
+    GivenResponse::Note(request->backlog);
+  }
+  if (is_final) {
+    request->Conclude();
+    // The status of such a response was written when it began.
+    if (request->is_stream) request->CountNotedOr(Outcome::kOk);
+  }
+  watched->next(response, flags, watched->user);
+}
+
+// The request whose responses a front end is about to ask for: that of the HTTP connection which this thread has stopped
+// reading, or one that the front end for gRPC has handed on.
+std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_InferenceRequest* request) {
+  if (t_paused >= 0) {
+    const Connection* const connection = guard->connections.FindKnown(t_paused);
+    return connection == nullptr || connection->unanswered.empty() ? nullptr : connection->unanswered.front();
+  }
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  return front_end == nullptr ? nullptr : front_end->forwarded().FindOutcome(request);
+}
+
+}  // namespace
+
+TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_InferenceRequest* request,
+                                   TRITONSERVER_ResponseAllocator* allocator, void* allocator_user,
+                                   OnResponseFunction on_response, void* user) {
+  Guard* const guard = Active();
+  auto outcome = guard == nullptr ? nullptr : FindOutcome(guard, request);
+  if (outcome == nullptr) return next(request, allocator, allocator_user, on_response, user);
+  auto watched = std::make_unique<WatchedResponses>(WatchedResponses{on_response, user, std::move(outcome)});
+  TRITONSERVER_Error* const error = next(request, allocator, allocator_user, OnWatchedResponse, watched.get());
+  if (error != nullptr) return error;
+  // Of one that was not handed to Triton after all nobody will hear.
+  delete std::exchange(t_watched, watched.release());
+  return nullptr;
+}
+
+TRITONSERVER_Error* SubmitWatched(SubmitFunction next, TRITONSERVER_Server* server, TRITONSERVER_InferenceRequest* made,
+                                  void* trace) {
+  WatchedResponses* const watched = std::exchange(t_watched, nullptr);
+  const auto request = watched == nullptr ? nullptr : watched->request;
+  if (request != nullptr) ExpectResponses(server, request.get());
+  TRITONSERVER_Error* const error = next(server, made, trace);
+  if (request == nullptr) return error;
+  request->is_submitted = error == nullptr;
+  if (error == nullptr) {
+    request->generate.reset();
+    return error;
+  }
+  delete watched;
+  NoteError(request.get(), error);
+  return error;
+}
+
+// Triton makes a parameter of each name of a request to `generate` that is no input. A model that reads none would answer
+// as if the name was right. What stands among `parameters` is meant as such. Null where nothing is wrong.
+TRITONSERVER_Error* CheckName(const TRITONSERVER_InferenceRequest* request, const char* name) {
+  Guard* guard = Active();
+  if (guard == nullptr || name == nullptr || t_paused < 0 || guard->limits.generate_extra_names != 0) return nullptr;
+  const auto outcome = FindOutcome(guard, request);
+  if (outcome == nullptr || outcome->generate == nullptr) return nullptr;
+  GenerateRequest& generate = *outcome->generate;
+  if (!generate.own_names) {
+    // Once: there may be very many names.
+    const bool has_parameters = guard->models.HasParameters(generate.model, generate.version);
+    generate.own_names = has_parameters ? OwnNames() : OwnNames(generate.body);
+  }
+  if (!generate.own_names->Has(name)) return nullptr;
+  return g_triton.make_error(kInvalidArgument, ("'" + NameText(name) + "' is no input of the model").c_str());
+}
+
+}  // namespace pytriton::guard

@@ -1,0 +1,34 @@
+#include "callers.h"
+
+#include <utility>
+
+#include "../../grpc/front_end.h"
+#include "../in_force.h"
+#include "../protections.h"
+
+namespace pytriton::guard {
+
+int BeginSubmission(TRITONSERVER_InferenceRequest* request) {
+  const int connection = std::exchange(t_paused, -1);
+  Guard* const guard = Active();
+  if (guard == nullptr || connection < 0) return -1;
+  guard->callers.OnSubmit(request, connection);
+  guard->connections.SetRequest(connection, request);
+  return connection;
+}
+
+void EndSubmission(TRITONSERVER_InferenceRequest* request, int connection, bool is_submitted) {
+  if (Guard* const guard = Active(); guard != nullptr && connection >= 0) {
+    if (g_triton.cancel != nullptr) Reach(Protection::kHttpCallers);
+    if (is_submitted) guard->callers.OnSubmitted(request, connection);
+  }
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  if (front_end != nullptr && is_submitted) front_end->forwarded().OnSubmitted(request);
+}
+
+void OnCallerRequestDeleted(const TRITONSERVER_InferenceRequest* request) {
+  if (Guard* const guard = Active(); guard != nullptr) guard->callers.OnDelete(request);
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->forwarded().OnDelete(request);
+}
+
+}  // namespace pytriton::guard

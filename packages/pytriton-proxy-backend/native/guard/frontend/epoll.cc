@@ -1,0 +1,84 @@
+#include "epoll.h"
+
+#include <sys/socket.h>
+
+#include "../answers/responses.h"
+#include "../hooks.h"
+#include "../in_force.h"
+#include "http_poll.h"
+
+namespace pytriton::guard {
+namespace {
+
+// The epoll at which this thread has waited last; and what keeps the connections of one, null before the first.
+thread_local int t_epoll = -1;
+thread_local HttpPoll* t_http_poll = nullptr;
+
+Interest* FindInterest(int fd) {
+  Guard* guard = Active();
+  return guard == nullptr ? nullptr : guard->connections.FindInterest(fd);
+}
+
+int NextEpollControl(int epoll, int operation, int fd, epoll_event* event) {
+  const auto next = NEXT(epoll_ctl);
+  return next(epoll, operation, fd, event);
+}
+
+int NextEpollWait(int epoll, epoll_event* events, int most, int timeout_ms) {
+  const auto next = NEXT(epoll_wait);
+  return next(epoll, events, most, timeout_ms);
+}
+
+// What came of a connection while its request is served. A caller who sends no more has left, as to most servers.
+uint32_t OnUnwanted(int fd, uint32_t events) {
+  char byte;
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0 && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 0) {
+    return EPOLLRDHUP;
+  }
+  Guard* const guard = Active();
+  const Connection* const connection = guard->connections.FindKnown(fd);
+  // The guard itself ends what it reads of one that it has refused behind a request that is served.
+  if (connection != nullptr && connection->is_refused) return 0;
+  if (connection != nullptr) CountLeft(*connection);
+  guard->callers.OnLeave(guard->connections.TakeRequest(fd), fd);
+  return 0;
+}
+
+// The front end stops reading a connection before it makes the request that it has read, and reads on after that.
+void NotePause(int operation, int fd) {
+  if (operation == EPOLL_CTL_DEL) t_paused = fd;
+  if (operation == EPOLL_CTL_ADD && t_paused == fd) t_paused = -1;
+}
+
+}  // namespace
+
+int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
+  Interest* interest = FindInterest(fd);
+  if (interest != nullptr && Active()->limits.frontend == 0) {
+    if (t_reads_http && t_epoll == epoll) NotePause(operation, fd);
+    return NextEpollControl(epoll, operation, fd, event);
+  }
+  HttpPoll* poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
+  if (poll == nullptr && interest != nullptr && t_epoll == epoll && HttpPoll::CanKeep(operation, fd, event)) {
+    if (t_http_poll == nullptr) t_http_poll = new HttpPoll(epoll, {NextEpollControl, NextEpollWait, FindInterest, OnUnwanted});
+    poll = t_http_poll;
+  }
+  if (poll == nullptr || poll->epoll() != epoll) return NextEpollControl(epoll, operation, fd, event);
+  if (poll == t_http_poll) NotePause(operation, fd);
+  return poll->Control(interest, operation, fd, event, poll == t_http_poll);
+}
+
+int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms) {
+  t_epoll = epoll;
+  HttpPoll* const poll = Active() == nullptr ? nullptr : t_http_poll;
+  if (poll == nullptr || poll->epoll() != epoll) return NextEpollWait(epoll, events, most, timeout_ms);
+  return poll->Wait(events, most, timeout_ms);
+}
+
+void ForgetInterest(int fd) {
+  Interest* interest = FindInterest(fd);
+  HttpPoll* poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
+  if (poll != nullptr) poll->Forget(interest, fd);
+}
+
+}  // namespace pytriton::guard

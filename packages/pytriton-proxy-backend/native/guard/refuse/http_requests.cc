@@ -1,0 +1,235 @@
+#include "http_requests.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <string_view>
+
+#include "../../grpc/front_end.h"
+#include "../answers/responses.h"
+#include "../hooks.h"
+#include "../protections.h"
+#include "refusals.h"
+
+namespace pytriton::guard {
+namespace {
+
+// What is still sent after a refusal is read for so long, so that the caller gets to read the answer.
+constexpr time_t kMaxDrainSeconds = 10;
+constexpr uint64_t kMaxDrainBytes = 256ull << 20;
+// A caller who sends many requests ahead reads no answers.
+constexpr size_t kMostUnanswered = 128;
+
+// Counts what the request has come to need. False if all in flight need too much.
+bool ReserveMemory(Guard* guard, Connection* connection) {
+  uint64_t needed = connection->scan.memory();
+  for (const auto& request : connection->unanswered) {
+    if (request != nullptr && request->generate != nullptr) needed += request->generate->memory();
+  }
+  if (needed <= kSmall || needed <= connection->charged) return true;
+  if (!guard->bodies.TryReserve(needed - connection->charged, guard->limits.max_in_flight_bytes)) return false;
+  connection->charged = needed;
+  return true;
+}
+
+// Counts a complete request among those that wait for their response.
+void Await(Guard* guard, Connection* connection) {
+  const uint64_t sent = connection->scan.body_bytes();
+  if (sent <= kSmall / kBytesPerJsonByte) return;
+  guard->awaiting.fetch_add(sent, std::memory_order_relaxed);
+  connection->awaiting += sent;
+}
+
+const char* ReasonPhrase(int status) {
+  switch (status) {
+    case kNotAllowed:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Payload Too Large";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 500:
+      return "Internal Server Error";
+    default:
+      return "Bad Request";
+  }
+}
+
+// Answers in place of the server, which never sees the request.
+void SendErrorResponse(int fd, const Refusal& refusal) {
+  const bool is_head = refusal.status == kNotAllowed;
+  const std::string body = is_head ? "" : "{\"error\":\"" + refusal.text + "\"}";
+  const std::string answer = "HTTP/1.1 " + StatusText(refusal.status) +
+                             (is_head ? "\r\nAllow: GET, POST" : "\r\nContent-Type: application/json") +
+                             "\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
+                             "\r\n\r\n" + body;
+  // A caller that reads nothing, or has gone, is not waited for.
+  if (send(fd, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) shutdown(fd, SHUT_WR);
+}
+
+// Reads and forgets what a refused caller still sends: the answer would be lost if the connection was closed on it.
+ssize_t DrainRequest(Connection* connection, int fd) {
+  char scratch[64 * 1024];
+  for (int i = 0; i < 16; ++i) {
+    if (connection->drained_bytes > kMaxDrainBytes || time(nullptr) - connection->refused_at > kMaxDrainSeconds) {
+      return 0;
+    }
+    const ssize_t count = recv(fd, scratch, sizeof(scratch), MSG_DONTWAIT);
+    if (count <= 0) return count;
+    connection->drained_bytes += static_cast<uint64_t>(count);
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+void CountRefusal(Guard* guard, const Connection* connection, const Refusal& refusal) {
+  InferencePath path;
+  if (!connection->scan.FindInference(&path)) return;
+  guard->outcomes.Count(path.model, Protocol::kHttp, OutcomeOfStatus(refusal.status, false));
+}
+
+ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
+  // Of those who look whether a server is there nothing is to be told.
+  if (refusal.status != kNotAllowed) LogRefusal(refusal.text);
+  const bool is_behind_another = connection->awaits_response() || before > 0;
+  connection->is_refused = true;
+  connection->refused_at = time(nullptr);
+  // What has come of it stays charged until the connection is closed: so long the server keeps it.
+  if (is_behind_another) {
+    // An answer now would be taken for that of the request in front.
+    shutdown(fd, SHUT_RD);
+    if (before > 0) return static_cast<ssize_t>(before);
+  } else {
+    SendErrorResponse(fd, refusal);
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+// A request that changes the settings of traces over HTTP has the front end for gRPC leave requests to Triton's own.
+void LookForTraces(std::string_view begin) {
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  if (front_end == nullptr || begin.empty() || begin[0] != 'P') return;
+  const std::string_view line = begin.substr(0, std::min(begin.find('\r'), begin.size()));
+  if (line.find("/trace/setting") != std::string_view::npos) front_end->ForwardAll();
+}
+
+// Begins the next request of a connection with its first bytes.
+void BeginScan(Guard* guard, Connection* connection, std::string_view begin) {
+  HttpScan& scan = connection->scan;
+  if (connection->awaits_response() != connection->is_pipelined) {
+    connection->is_pipelined = connection->awaits_response();
+    guard->pipelined.fetch_add(connection->is_pipelined ? 1 : -1);
+  }
+  if (!connection->awaits_response()) ReleaseMemory(guard, connection);
+  scan.Begin();
+  LookForTraces(begin);
+  // Whose answer closes the connection: the next one is for the server that follows.
+  scan.set_last(!guard->listeners.accepts());
+  scan.set_makes_spans(guard->makes_spans);
+}
+
+// What is wrong with a request, as far as it has come; its status is 0 where nothing is.
+Refusal FindRefusal(Guard* guard, Connection* connection) {
+  const HttpScan& scan = connection->scan;
+  if (scan.refusal().status != 0 || guard->limits.refuse == 0) return scan.refusal();
+  if (!ReserveMemory(guard, connection)) {
+    return {503, "the requests in flight need more than " + Bytes(guard->limits.max_in_flight_bytes) +
+                     ", the limit max_in_flight_bytes of the guard; try again later"};
+  }
+  if (scan.complete() && connection->unanswered.size() >= kMostUnanswered) {
+    return {503, "more than " + std::to_string(kMostUnanswered) + " requests of one connection wait for their answers"};
+  }
+  if (scan.is_compressed() && guard->leaked.load() > guard->limits.max_in_flight_bytes / 4) {
+    return {503, "compressed requests are not taken any more until a restart: those that failed have left " +
+                     Bytes(guard->leaked.load()) + " in the server, which it never gives back"};
+  }
+  return {};
+}
+
+// The refusal of a request whose first line is not whole. The server's parser (libevhtp 1.2.18) takes the byte behind what
+// it was given, which is left from something else, into a path that is not complete: it would then see another path than is
+// seen here. `size` bytes of the request have come.
+Refusal CutTarget(size_t size) {
+  // It reads 4 KiB at most at a time, so it may be the line that is too long.
+  return {size > 2048 ? 431 : 400, "the first line of the request came in pieces; send it at once, in less than 4.0 KiB"};
+}
+
+// Looks at what was read. Returns how much of it the server is to see.
+ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
+  Reach(Protection::kHttpRequests);
+  t_reads_http = true;
+  HttpScan& scan = connection->scan;
+  size_t seen = 0;
+  size_t request_begin = 0;  // of the request that is being read, in these bytes
+  for (int i = 0; i < count && seen < size; ++i) {
+    auto* data = static_cast<char*>(parts[i].iov_base);
+    size_t left = std::min(parts[i].iov_len, size - seen);
+    while (left > 0) {
+      if (scan.complete()) {
+        BeginScan(guard, connection, {data, left});
+        request_begin = seen;
+      }
+      const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
+      const Refusal refusal = FindRefusal(guard, connection);
+      if (refusal.status != 0) {
+        if (guard->limits.refuse == 0) {
+          // Where nothing is refused, what cannot be followed is Triton's alone from here on.
+          connection->is_left_alone = true;
+          return static_cast<ssize_t>(size);
+        }
+        CountRefusal(guard, connection, refusal);
+        return Refuse(connection, fd, refusal, request_begin);
+      }
+      if (scan.complete()) {
+        Await(guard, connection);
+        BeginOutcome(guard, connection);
+      }
+      data += used;
+      left -= used;
+      seen += used;
+    }
+  }
+  if (scan.is_inside_target() && guard->limits.refuse != 0) {
+    return Refuse(connection, fd, CutTarget(seen - request_begin), request_begin);
+  }
+  return static_cast<ssize_t>(size);
+}
+
+}  // namespace
+
+void ReleaseMemory(Guard* guard, Connection* connection) {
+  guard->bodies.Release(connection->charged);
+  connection->charged = 0;
+}
+
+void StopAwaiting(Guard* guard, Connection* connection) {
+  guard->awaiting.fetch_sub(connection->awaiting, std::memory_order_relaxed);
+  connection->awaiting = 0;
+}
+
+std::string StatusText(int status) { return std::to_string(status) + " " + ReasonPhrase(status); }
+
+ssize_t ReadHttp(int fd, const iovec* parts, int count) {
+  const auto next = NEXT(readv);
+  Guard* guard = Active();
+  Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
+  if (connection == nullptr || connection->is_left_alone) return next(fd, parts, count);
+  if (connection->is_refused) return DrainRequest(connection, fd);
+  const bool is_idle = !connection->awaits_response() && (connection->scan.complete() || !connection->scan.started());
+  const ssize_t size = next(fd, parts, count);
+  if (size > 0 && is_idle && guard->listeners.has_left()) {
+    return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
+  }
+  return size <= 0 ? size : Inspect(guard, connection, fd, parts, count, static_cast<size_t>(size));
+}
+
+}  // namespace pytriton::guard

@@ -1,0 +1,137 @@
+// Follows the requests that arrive on one HTTP/1.1 connection, ahead of the server's own parser, and finds those that
+// would end the server or take its memory. No I/O: bytes in, a verdict out.
+//
+// It must not understand a request otherwise than the server does. So it refuses what is ambiguous or rare enough that
+// parsers differ (bare line feeds, folded lines, two lengths, chunk extensions, trailers), and looks at the whole body
+// as JSON unless the path is one whose handler takes binary tensors behind the JSON.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "json_scan.h"
+#include "../limits.h"
+#include "request_text.h"
+
+namespace pytriton::guard {
+
+// The status that HEAD is answered with.
+constexpr int kNotAllowed = 405;
+
+struct Refusal {
+  int status = 0;  // of HTTP; 0: not refused
+  std::string text;
+};
+
+// What a path asks for, where that is inference: `/v2/models/NAME[/versions/VERSION]/infer`, or one of the others.
+struct InferencePath {
+  std::string model;
+  int64_t version = -1;  // the newest
+  std::string endpoint;  // the last part
+  bool is_post = true;
+  bool is_stream = false;
+  bool has_chunks = true;  // false: the caller speaks HTTP/1.0, which has none
+};
+
+class HttpScan {
+ public:
+  // Forgets everything: the next byte begins a request.
+  void Begin() { *this = HttpScan(); }
+  // As Begin, and gives back the memory of what was read.
+  void Clear() { const HttpScan old = std::exchange(*this, HttpScan()); }
+
+  // Whether the request that is being read is to be the last one of its connection. It is changed in place then, so that
+  // the server closes the connection behind its answer.
+  void set_last(bool is_last) { is_last_ = is_last; }
+  // Whether the server makes spans: it is not to see a `traceparent` whose caller wants none.
+  void set_makes_spans(bool makes_spans) { makes_spans_ = makes_spans; }
+
+  // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
+  // A form's content type is made harmless in place: the server would parse such a body on its stack.
+  size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
+
+  // Whether any byte of a request, line ends in front of it aside, was read.
+  bool started() const { return started_; }
+  bool complete() const { return state_ == State::kComplete; }
+  // Whether the bytes so far end within the path of a request.
+  bool is_inside_target() const;
+  const Refusal& refusal() const { return refusal_; }
+  bool is_refused() const { return refusal_.status != 0; }
+  bool is_compressed() const { return is_compressed_; }
+  // False where the request asks for anything else than inference, or its first line has not come.
+  bool FindInference(InferencePath* found) const;
+
+  // Whether the request asks for the page about the server, and as what.
+  bool AsksForPage(bool* wants_html) const;
+  // Whether it is a request to `generate`, and its body, which is handed over: a connection that waits keeps none.
+  bool keeps_text() const { return keeps_text_; }
+  RequestText TakeText() { return std::exchange(text_, RequestText()); }
+
+  // Bytes of the body, as it was sent.
+  uint64_t body_bytes() const { return body_bytes_; }
+
+  // The memory that the server takes for the request, about: the body, copies of JSON texts and the nodes of its tree.
+  uint64_t memory() const;
+
+ private:
+  enum class State { kRequestLine, kHeaders, kBody, kChunkSize, kChunkData, kChunkEnd, kLastLine, kComplete };
+
+  size_t FeedLine(char* data, size_t size, const Limits& limits);
+  void NeutralizeForm(char* data, size_t size);
+  void CloseAfter(std::string_view line, char* data);
+  void HideUnsampled(std::string_view line, char* data);
+  void ParseLine(std::string_view line, const Limits& limits);
+  void ParseRequestLine(std::string_view line);
+  void ParseHeader(std::string_view line);
+  void EndHeaders(const Limits& limits);
+  void ParseChunkSize(std::string_view line, const Limits& limits);
+  void ConsumeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces);
+  bool IsTritonPath() const;
+  uint64_t JsonLength() const;  // of an inference; UINT64_MAX: all of the body
+  void ScanJson(const char* data, size_t size, const Limits& limits);
+  void EndRequest();
+  void Refuse(int status, std::string text);
+
+  State state_ = State::kRequestLine;
+  bool started_ = false;
+  bool is_last_ = false;
+  bool makes_spans_ = false;
+  Refusal refusal_;
+  std::string line_;  // what came of a line that is not complete
+  uint64_t head_bytes_ = 0;
+  uint64_t header_count_ = 0;
+
+  std::string path_;
+  bool is_post_ = false;
+  bool is_get_ = false;
+  bool wants_html_ = false;
+  bool keeps_text_ = false;
+  RequestText text_;
+  bool has_chunks_ = true;
+  bool is_chunked_ = false;
+  bool is_compressed_ = false;
+  bool has_content_length_ = false;
+  bool has_content_type_ = false;
+  bool has_content_encoding_ = false;
+  bool has_redirect_ = false;
+  bool redirects_to_infer_ = false;
+  bool has_json_length_ = false;       // Inference-Header-Content-Length
+  bool has_type_json_length_ = false;  // json-header-size in the content type, as SageMaker and Vertex AI have it
+  uint64_t content_length_ = 0;
+  uint64_t json_length_ = 0;
+  uint64_t type_json_length_ = 0;
+
+  bool must_hold_json_ = false;  // the body must be at least as long as its JSON part is said to be
+  uint64_t json_left_ = UINT64_MAX;
+  uint64_t json_bytes_ = 0;
+  uint64_t left_ = 0;  // of the body, or of this chunk
+  uint64_t body_bytes_ = 0;
+  uint64_t pieces_ = 0;
+  uint64_t blocks_ = 0;  // of memory that the server keeps the body in
+  JsonScan json_;
+};
+
+}  // namespace pytriton::guard

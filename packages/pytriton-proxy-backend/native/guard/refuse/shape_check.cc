@@ -1,0 +1,69 @@
+#include "shape_check.h"
+
+#include <cstring>
+#include <string_view>
+
+#include "../../proxy/printable.h"
+
+namespace pytriton::guard {
+
+namespace {
+
+uint64_t BytesOfElement(int data_type) {
+  static constexpr uint64_t kBytes[] = {1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 4, 2};
+  const auto index = static_cast<size_t>(data_type);
+  return data_type >= 0 && index < std::size(kBytes) ? kBytes[index] : 1;
+}
+
+}  // namespace
+
+bool BytesOfShape(const char* name, int data_type, const int64_t* shape, uint64_t dims_count, uint64_t* bytes,
+                  std::string* error) {
+  // The first is the number of rows where the model batches, which Triton counts in 32 bits.
+  if (dims_count > 0 && shape[0] > INT32_MAX) {
+    *error = "input '" + NameText(name) + "' has the shape " + ShapeText(shape, dims_count) +
+             ", and a first dimension may be 2147483647 at most";
+    return false;
+  }
+  bool is_empty = false;
+  for (uint64_t i = 0; i < dims_count; ++i) {
+    if (shape[i] < 0) {
+      *error = "input '" + NameText(name) + "' has the shape " + ShapeText(shape, dims_count) +
+               ", and no dimension of a request may be negative";
+      return false;
+    }
+    is_empty = is_empty || shape[i] == 0;
+  }
+  *bytes = BytesOfElement(data_type);
+  bool overflows = false;
+  for (uint64_t i = 0; i < dims_count; ++i) {
+    // Triton multiplies in the order of the dimensions: a zero behind an overflow does not undo it.
+    const uint64_t dim = shape[i] == 0 ? 1 : static_cast<uint64_t>(shape[i]);
+    overflows = overflows || __builtin_mul_overflow(*bytes, dim, bytes);
+  }
+  if (overflows || *bytes > INT64_MAX) {
+    *error = "input '" + NameText(name) + "' has the shape " + ShapeText(shape, dims_count) +
+             ", whose bytes are more than can be counted";
+    return false;
+  }
+  if (is_empty) *bytes = 0;
+  return true;
+}
+
+std::string ShapeText(const int64_t* shape, uint64_t dims_count) {
+  constexpr uint64_t kMost = 16;
+  std::string text = "[";
+  for (uint64_t i = 0; i < dims_count && i < kMost; ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(shape[i]);
+  }
+  return text + (dims_count > kMost ? ", ...]" : "]");
+}
+
+std::string NameText(const char* name) {
+  constexpr size_t kMost = 80;
+  const std::string_view text(name == nullptr ? "" : name, name == nullptr ? 0 : strnlen(name, kMost + 1));
+  return Printable(text.substr(0, kMost)) + (text.size() > kMost ? "..." : "");
+}
+
+}  // namespace pytriton::guard

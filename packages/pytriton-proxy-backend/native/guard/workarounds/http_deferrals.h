@@ -1,0 +1,74 @@
+// What other threads of the server ask the threads of its front end for HTTP to do, such as to send a part of an answer.
+//
+// Bug: libevhtp 1.2.18 writes a message of 17 bytes for each of these to a socket that holds some 278 of them, and does not look
+// whether it found room. Where a thread was behind, a stream lost its last parts, or its end, for which its caller then
+// waited for ever. Here what finds no room is kept until the thread has read something.
+// Until: no version of tritonserver is known to do better.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <string>
+
+namespace pytriton::guard {
+
+class HttpDeferrals {
+ public:
+  using Send = ssize_t (*)(int, const void*, size_t, int);
+
+  // Takes the two ends of a new socket: the first one is read, as libevhtp does.
+  void OnPair(int reader, int writer);
+
+  void OnClose(int fd);
+
+  // Whether a message that is written there is one to a thread. Whoever else has such sockets may read them otherwise.
+  bool IsTo(int fd, size_t size) const { return size == kMessageSize && Find(writers_, fd) != nullptr; }
+
+  // Writes a message, or keeps it: `send` with such a descriptor. Other errors than that there is no room are returned.
+  ssize_t Write(int fd, const void* data, size_t size, int flags, Send next);
+
+  // Whether messages are read there.
+  bool IsReader(int fd) const { return Find(readers_, fd) != nullptr; }
+
+  // Writes what was kept, as far as there is room now: to be called after a message was read.
+  void OnRead(int fd, Send next);
+
+ private:
+  static constexpr size_t kMessageSize = 17;
+  // Of descriptors: the threads are started with the server, before there are connections.
+  static constexpr size_t kMost = 4096;
+
+  struct Pipe {
+    explicit Pipe(int it) : writer(it) {}
+
+    const int writer;
+    std::mutex mutex;
+    std::deque<std::string> kept;
+    std::atomic<bool> has_kept{false};
+  };
+  using Pipes = std::array<std::atomic<Pipe*>, kMost>;
+
+  static Pipe* Find(const Pipes& pipes, int fd) {
+    return fd < 0 || static_cast<size_t>(fd) >= kMost ? nullptr
+                                                      : pipes[static_cast<size_t>(fd)].load(std::memory_order_acquire);
+  }
+
+  std::mutex mutex_;
+  // As many as threads, and never fewer: another thread may just use one that is closed.
+  std::deque<Pipe> pipes_;
+  // Writes what is kept, as far as there is room, with the lock.
+  static void Flush(Pipe* pipe, Send next);
+
+  Pipes readers_{};
+  Pipes writers_{};
+};
+
+// Those of this server. Never destroyed: threads run until the end of the process.
+HttpDeferrals& Deferrals();
+
+}  // namespace pytriton::guard

@@ -1,0 +1,49 @@
+// Which models have nobody who serves them, by what their backend says.
+//
+// Bug: tritonserver asks no backend whether a model is ready, and serves one without workers as ready.
+// Until: 2.64 for the readiness of a model, 2.68 for that of the server.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+namespace pytriton::guard {
+
+// Whether an instance of a model has a worker. It is not called any more once the instance is removed.
+using IsServed = bool (*)(const void* instance);
+
+class ModelReadiness {
+ public:
+  void Add(const void* instance, const void* model, const char* name, uint64_t version, IsServed is_served);
+  // Nobody who serves the instance reads the parameters of requests.
+  void IgnoreParameters(const void* instance);
+  void Remove(const void* instance);
+  // Whether a version reads the parameters of requests, as far as is known; -1 is the newest.
+  bool HasParameters(const std::string& name, int64_t version);
+  // Whether a version has an instance without a worker; -1 is the newest. False of a model of another backend. Where it
+  // is loaded twice, as while another configuration takes over, one that is whole is enough.
+  bool IsForsaken(const char* name, int64_t version);
+  // Whether one of all models is.
+  bool IsAnyForsaken();
+  // Triton's own option: a server that is not strict is ready whatever becomes of its models.
+  void SetStrict(bool strict) { is_strict_ = strict; }
+
+ private:
+  struct Instance {
+    const void* model;
+    std::string name;
+    uint64_t version;
+    IsServed is_served;
+    bool ignores_parameters = false;
+  };
+  uint64_t VersionLocked(const std::string& name, int64_t version) const;
+  bool IsForsakenLocked(const std::string& name, uint64_t version) const;
+
+  std::mutex mutex_;
+  std::unordered_map<const void*, Instance> instances_;
+  bool is_strict_ = true;  // written before the server is there
+};
+
+}  // namespace pytriton::guard
