@@ -104,14 +104,14 @@ class NativeLibrary(NamedTuple):
 LIBRARIES = (
     # Never unmapped: a model that is loaded or called for a worker is waited for in threads that may be in this library
     # after the last model of it is gone.
-    NativeLibrary(LIBRARY_NAME, ("proxy/*.cc",), (), ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
+    NativeLibrary(LIBRARY_NAME, ("proxy/**/*.cc",), (), ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
             *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/input_ranks.cc", "proxy/late_ends.cc"),
-            *("proxy/record.cc", "proxy/response_cache.cc", "proxy/stream_pace.cc"),
+            *("proxy/json_reader.cc", "proxy/record.cc", "proxy/response_cache.cc", "proxy/stream_pace.cc"),
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         ("-include", str(NATIVE / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
@@ -120,7 +120,7 @@ LIBRARIES = (
     ),
     NativeLibrary(
         GUARD_LIBRARY_NAME,
-        ("guard/**/*.cc", "grpc/*.cc"),
+        ("guard/**/*.cc", "grpc/*.cc", "proxy/json_reader.cc"),
         (),
         ("-ldl",),
         (

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -20,6 +19,7 @@
 #include "core_cache.h"
 #include "endpoint.h"
 #include "guard_readiness.h"
+#include "json_reader.h"
 #include "python_model.h"
 #include "settings.h"
 #include "triton_util.h"
@@ -62,27 +62,16 @@ TRITONSERVER_Error* Guarded(const char* what, Function function) {
     if (pytriton_error != nullptr) return pytriton_error;  \
   } while (false)
 
-// Whose description a text is, as in "model 'double' version 1"; empty where it is none. It is JSON that we have written
-// ourselves, with the fields in a fixed order (`description.render_description`), so nothing needs to parse it.
+// Whose description a file is, as in "model 'double' version 1"; empty where it is none.
 std::string DescribedModel(const std::string& path) {
   std::ifstream file(path);
-  const std::string name_key = "\"name\": \"";
-  const std::string version_key = "\"version\": ";
-  std::string line, name;
-  for (int i = 0; i < 4 && std::getline(file, line); ++i) {
-    size_t at = line.find(name_key);
-    if (at != std::string::npos) {
-      at += name_key.size();
-      name = line.substr(at, line.find('"', at) - at);
-      continue;
-    }
-    at = line.find(version_key);
-    if (at != std::string::npos && !name.empty()) {
-      at += version_key.size();
-      return "model '" + name + "' version " + line.substr(at, line.find(',', at) - at);
-    }
-  }
-  return "";
+  std::ostringstream content;
+  content << file.rdbuf();
+  const std::string text = content.str();
+  std::string name;
+  pytriton::JsonReader(pytriton::JsonMember(text, "name")).String(&name);
+  const std::string version(pytriton::JsonMember(text, "version"));
+  return name.empty() || version.empty() ? "" : "model '" + name + "' version " + version;
 }
 
 // Warns where this model and another one are told to listen at the same socket, as after a folder was copied: who comes
@@ -131,23 +120,20 @@ TRITONSERVER_Error* HasPythonModels(TRITONBACKEND_Backend* backend, bool* answer
   return error;
 }
 
-// Reads of a model's configuration, as Triton writes it, how many rows it joins.
-TRITONSERVER_Error* GetMaxRows(TRITONBACKEND_Model* model, uint64_t* rows) {
-  std::string json;
-  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &json));
+// Reads of a model's configuration how many rows it joins.
+uint64_t MaxRows(const std::string& configuration) {
+  const auto has = [&](const char* name) { return !pytriton::JsonMember(configuration, name).empty(); };
   // The scheduler that there is otherwise takes one request at a time.
-  if (json.find("\"dynamic_batching\":") == std::string::npos && json.find("\"sequence_batching\":") == std::string::npos) {
-    return nullptr;
-  }
-  const std::string key = "\"max_batch_size\":";
-  const size_t at = json.find(key);
-  if (at != std::string::npos) *rows = std::strtoull(json.c_str() + at + key.size(), nullptr, 10);
-  return nullptr;
+  if (!has("dynamic_batching") && !has("sequence_batching")) return 0;
+  const std::string rows(pytriton::JsonMember(configuration, "max_batch_size"));
+  return std::strtoull(rows.c_str(), nullptr, 10);
 }
 
 TRITONSERVER_Error* LoadOwn(
     TRITONBACKEND_Model* model, pytriton::ModelIdentity identity, const std::string& repository, Model* loaded) {
-  PYTRITON_RETURN_IF_ERROR(GetMaxRows(model, &identity.max_rows));
+  std::string configuration;
+  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &configuration));
+  identity.max_rows = MaxRows(configuration);
   pytriton::Settings settings;
   const std::string folder = repository + "/" + std::to_string(identity.version) + "/";
   std::string error;
@@ -161,8 +147,6 @@ TRITONSERVER_Error* LoadOwn(
   }
   WarnAboutSharing("model '" + identity.name + "' version " + std::to_string(identity.version),
                    folder + kDescriptionName, settings);
-  std::string configuration;
-  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &configuration));
   PYTRITON_RETURN_IF_ERROR(pytriton::RefuseCoreCache(
       identity.name, configuration,
       "`cache_bytes = <bytes>` in " + std::string(pytriton::kSideFileName) +

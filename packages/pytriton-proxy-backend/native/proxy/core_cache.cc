@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "json_reader.h"
 #include "triton_util.h"
 
 namespace pytriton {
@@ -22,8 +23,7 @@ bool HasCoreCache() {
 
 TRITONSERVER_Error* RefuseCoreCache(
     const std::string& model, const std::string& configuration, const std::string& remedy) {
-  // As Triton writes it.
-  if (configuration.find("\"response_cache\":{\"enable\":true}") == std::string::npos || !HasCoreCache()) return nullptr;
+  if (JsonMember(JsonMember(configuration, "response_cache"), "enable") != "true" || !HasCoreCache()) return nullptr;
   return MakeError(
       TRITONSERVER_ERROR_INVALID_ARG,
       "model '" + model + "': its configuration has response_cache { enable: true } and this server a cache. Triton's "

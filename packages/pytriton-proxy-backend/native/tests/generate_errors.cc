@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "../guard/answers/generate_errors.h"
-#include "../guard/answers/json_reader.h"
+#include "../proxy/json_reader.h"
 #include "../proxy/utf8.h"
 #include "check.h"
 
+using namespace pytriton;
 using namespace pytriton::guard;
 
 namespace {

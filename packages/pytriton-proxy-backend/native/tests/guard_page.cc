@@ -10,10 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "../guard/answers/json_reader.h"
+#include "../proxy/json_reader.h"
 #include "../guard/answers/page.h"
 #include "check.h"
 
+using namespace pytriton;
 using namespace pytriton::guard;
 
 namespace {

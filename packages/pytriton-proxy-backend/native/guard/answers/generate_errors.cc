@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "../../proxy/printable.h"
-#include "json_reader.h"
+#include "../../proxy/json_reader.h"
 
 namespace pytriton::guard {
 namespace {

@@ -15,7 +15,7 @@
 #include "../protections.h"
 #include "../refuse/http_requests.h"
 #include "generate_answer.h"
-#include "json_reader.h"
+#include "../../proxy/json_reader.h"
 #include "questions.h"
 
 namespace pytriton::guard {

@@ -8,7 +8,7 @@
 #include "../in_force.h"
 #include "../refuse/shape_check.h"
 #include "generate_answer.h"
-#include "json_reader.h"
+#include "../../proxy/json_reader.h"
 
 namespace pytriton::guard {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "../../proxy/utf8.h"
+#include "utf8.h"
 
-namespace pytriton::guard {
+namespace pytriton {
 namespace {
 
 bool IsBlank(char byte) { return byte == ' ' || byte == '\t' || byte == '\r' || byte == '\n'; }
@@ -136,6 +136,14 @@ bool JsonReader::Value(std::string_view* value) {
   return !value->empty() && at_ < text_.size();
 }
 
+std::string_view JsonMember(std::string_view object, std::string_view name) {
+  std::string_view found;
+  JsonReader(object).Object([&](const std::string& member, std::string_view value) {
+    if (member == name) found = value;
+  });
+  return found;
+}
+
 std::string JsonString(std::string_view text) {
   std::string made = "\"";
   while (!text.empty()) {
@@ -157,4 +165,4 @@ std::string JsonString(std::string_view text) {
   return made + '"';
 }
 
-}  // namespace pytriton::guard
+}  // namespace pytriton

@@ -1,6 +1,8 @@
-"""Who may send any name to `generate`, and who is told of the inputs of a model."""
+"""Settings of what the guard answers: which names `generate` takes, who is told of models, and the page."""
 
 from __future__ import annotations
+
+import json
 
 from pytriton.decorators import model
 from pytriton.triton import GuardConfig, Triton, TritonSecurityConfig
@@ -37,3 +39,26 @@ def test_who_may_not_ask_for_the_inputs_is_not_told_of_them() -> None:
             status, error = ask(triton, body)
             assert status == 400
             assert not any(told in error for told in ("times", "did you mean"))
+
+
+@model
+def secret_name(text: str) -> str:
+    return text
+
+
+def test_a_server_without_the_page() -> None:
+    triton = Triton(config=local_config(), guard=GuardConfig(page=False))
+    triton.bind(secret_name)
+    with short_home(), running(triton):
+        assert [call(triton.http_url, "GET", path)[0] for path in ("/", "/docs")] == [404, 404]
+
+
+def test_a_page_without_models_that_are_not_for_everybody() -> None:
+    security = TritonSecurityConfig(access_token="secret", restricted_endpoints=["metadata"])
+    triton = Triton(config=local_config(), security_config=security)
+    triton.bind(secret_name)
+    with short_home(), running(triton):
+        for accept in ("text/html", "*/*"):
+            status, answer = call(triton.http_url, "GET", "/", headers={"Accept": accept})
+            assert status == 200
+            assert "secret_name" not in json.dumps(answer)

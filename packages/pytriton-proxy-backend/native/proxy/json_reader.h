@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace pytriton::guard {
+namespace pytriton {
 
 class JsonReader {
  public:
@@ -64,7 +64,10 @@ class JsonReader {
   size_t at_ = 0;
 };
 
+// The text of the value of a member of an object, the last one of that name; empty where there is none.
+std::string_view JsonMember(std::string_view object, std::string_view name);
+
 // A text as a string of JSON, in quotes. Of what is no UTF-8, '?' is left.
 std::string JsonString(std::string_view text);
 
-}  // namespace pytriton::guard
+}  // namespace pytriton
