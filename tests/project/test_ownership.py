@@ -77,8 +77,8 @@ def test_every_function_that_gives_something_is_in_the_table() -> None:
 
 
 def test_what_is_ours_is_deleted_by_whoever_may_get_it() -> None:
-    native = "".join(path.read_text() for folder in ("proxy", "inprocess") for path in (NATIVE / folder).glob("*.cc"))
-    native += (NATIVE / "proxy/triton_util.h").read_text()
+    native = "".join(path.read_text() for folder in ("proxy", "inprocess") for path in (NATIVE / folder).rglob("*.cc"))
+    native += "".join(path.read_text() for path in (NATIVE / "proxy/triton_util.h", *NATIVE.glob("proxy/calls/*.h")))
     python = "".join(
         path.read_text() for path in (ROOT / "packages/pytriton-server/src/pytriton/inprocess").rglob("*.py")
     )

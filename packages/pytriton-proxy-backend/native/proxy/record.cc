@@ -304,6 +304,70 @@ bool PeerRecord::CheckParameters(uint32_t offset, uint32_t count, std::string* e
   return true;
 }
 
+namespace {
+
+// What a tensor of a record has to be. Each of these is false, and says what is wrong, where it is not that.
+
+bool CheckKind(const TensorEntry& entry, size_t owners, std::string* error) {
+  if (entry.owner != kWholeBatch && entry.owner >= owners) {
+    *error = "belongs to entry " + std::to_string(entry.owner) + " of " + std::to_string(owners);
+    return false;
+  }
+  if (entry.dtype == kBytesType || FixedElementSize(entry.dtype) != 0) return true;
+  *error = "unknown data type " + std::to_string(entry.dtype);
+  return false;
+}
+
+bool CheckShape(const TensorEntry& entry, const int64_t* dims, std::string* error) {
+  uint64_t elements = 1;
+  for (uint32_t d = 0; d < entry.dims_count; ++d) {
+    if (dims[d] < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dims[d]), &elements)) {
+      *error = "dimension " + std::to_string(dims[d]) + " is negative or too large";
+      return false;
+    }
+  }
+  if (entry.dtype == kBytesType) return true;
+  uint64_t bytes = 0;
+  if (!__builtin_mul_overflow(elements, uint64_t{FixedElementSize(entry.dtype)}, &bytes) &&
+      bytes == entry.payload_length) {
+    return true;
+  }
+  *error = "its shape and type take " + std::to_string(bytes) + " bytes, its payload has " +
+           std::to_string(entry.payload_length);
+  return false;
+}
+
+// `refers`: its payload lies in the inputs of the batch.
+bool CheckSource(const TensorEntry& entry, bool refers, std::string* error) {
+  const bool strings = entry.dtype == kBytesType;
+  if (!refers || (!strings && entry.source == kSourceBatch)) return true;
+  *error = (strings ? std::string("strings are") : "source " + std::to_string(entry.source) + " is") +
+           " nothing that a tensor can refer to";
+  return false;
+}
+
+bool CheckPlace(const TensorEntry& entry, uint64_t begin, uint64_t end, bool refers, std::string* error) {
+  if (entry.payload_offset >= begin && entry.payload_offset <= end &&
+      entry.payload_length <= end - entry.payload_offset) {
+    return true;
+  }
+  *error = "its payload of " + std::to_string(entry.payload_length) + " bytes at " +
+           std::to_string(entry.payload_offset) + " does not lie between " + std::to_string(begin) + " and " +
+           std::to_string(end) + (refers ? " of its batch" : ", behind the metadata of the record");
+  return false;
+}
+
+// `rows` of the responses of a whole batch; null where there is no such rule.
+bool CheckRows(const TensorEntry& entry, const int64_t* dims, const uint64_t* rows, std::string* error) {
+  if (rows == nullptr || entry.owner != kWholeBatch) return true;
+  if (entry.dims_count != 0 && static_cast<uint64_t>(dims[0]) == *rows) return true;
+  *error = "has " + (entry.dims_count == 0 ? std::string("no") : std::to_string(dims[0])) +
+           " rows for the whole batch, its responses have " + std::to_string(*rows);
+  return false;
+}
+
+}  // namespace
+
 bool PeerRecord::ReadTensors(
     const uint8_t* block, const RecordHeader& header, const char* what, size_t owners, const uint64_t* rows,
     const uint8_t* const* payloads, const Block* batch, std::string* error) {
@@ -314,52 +378,19 @@ bool PeerRecord::ReadTensors(
     TensorEntry entry;
     std::memcpy(&entry, base + header.tensors_offset + i * sizeof(entry), sizeof(entry));
     if (!CheckString(entry.name, "a tensor's name", error)) return false;
-    const auto where = [&] { return std::string(what) + " '" + Text(entry.name) + "': "; };
-    if (entry.owner != kWholeBatch && entry.owner >= owners) {
-      *error = where() + "belongs to entry " + std::to_string(entry.owner) + " of " + std::to_string(owners);
+    const auto explain = [&] {
+      *error = std::string(what) + " '" + Text(entry.name) + "': " + *error;
       return false;
-    }
-    const bool strings = entry.dtype == kBytesType;
-    const uint32_t element = FixedElementSize(entry.dtype);
-    if (!strings && element == 0) {
-      *error = where() + "unknown data type " + std::to_string(entry.dtype);
-      return false;
-    }
+    };
+    if (!CheckKind(entry, owners, error)) return explain();
     if (!CheckTable<int64_t>(entry.dims_offset, entry.dims_count, "dimensions", error)) return false;
     const auto* dims = reinterpret_cast<const int64_t*>(base + entry.dims_offset);
-    uint64_t elements = 1;
-    for (uint32_t d = 0; d < entry.dims_count; ++d) {
-      if (dims[d] < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dims[d]), &elements)) {
-        *error = where() + "dimension " + std::to_string(dims[d]) + " is negative or too large";
-        return false;
-      }
-    }
-    uint64_t bytes = 0;
-    if (!strings && (__builtin_mul_overflow(elements, uint64_t{element}, &bytes) || bytes != entry.payload_length)) {
-      *error = where() + "its shape and type take " + std::to_string(bytes) + " bytes, its payload has " +
-               std::to_string(entry.payload_length);
-      return false;
-    }
     const bool refers = batch != nullptr && entry.source != kSourceRecord;
-    if (refers && (strings || entry.source != kSourceBatch)) {
-      *error = where() + (strings ? std::string("strings are") : "source " + std::to_string(entry.source) + " is") +
-               " nothing that a tensor can refer to";
-      return false;
-    }
     const uint64_t begin = refers ? 0 : header.metadata_length;
     const uint64_t end = refers ? batch->length : header.record_length;
-    if (entry.payload_offset < begin || entry.payload_offset > end ||
-        entry.payload_length > end - entry.payload_offset) {
-      *error = where() + "its payload of " + std::to_string(entry.payload_length) + " bytes at " +
-               std::to_string(entry.payload_offset) + " does not lie between " + std::to_string(begin) + " and " +
-               std::to_string(end) + (refers ? " of its batch" : ", behind the metadata of the record");
-      return false;
-    }
-    if (rows != nullptr && entry.owner == kWholeBatch &&
-        (entry.dims_count == 0 || static_cast<uint64_t>(dims[0]) != *rows)) {
-      *error = where() + "has " + (entry.dims_count == 0 ? std::string("no") : std::to_string(dims[0])) +
-               " rows for the whole batch, its responses have " + std::to_string(*rows);
-      return false;
+    if (!CheckShape(entry, dims, error) || !CheckSource(entry, refers, error) ||
+        !CheckPlace(entry, begin, end, refers, error) || !CheckRows(entry, dims, rows, error)) {
+      return explain();
     }
     const uint8_t* payload = (refers ? batch->data : block) + entry.payload_offset;
     if (payloads != nullptr && payloads[i] != nullptr) payload = payloads[i];

@@ -1,0 +1,151 @@
+// The connection of one worker for its calls. It reads what the worker wants, has a service do it (inference.h, models.h,
+// metrics.h), and sends the answers.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "../arena.h"
+#include "../calls.h"
+#include "../errno_text.h"
+#include "../packet.h"
+#include "../record.h"
+#include "call.h"
+#include "failure.h"
+#include "inference.h"
+#include "metrics.h"
+
+namespace pytriton {
+
+// A thread reads what the worker wants; answers are sent by whatever thread has them, as far as the socket and the
+// arena have room, and by that thread when they have.
+class Caller : public std::enable_shared_from_this<Caller> {
+ public:
+  Caller(int fd, std::string label, std::shared_ptr<const CallContext> context)
+      : fd_(fd),
+        process_fd_(ProcessOf(fd)),
+        wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        label_(std::move(label)),
+        context_(std::move(context)),
+        requests_(context_->arena_budget_bytes),
+        responses_(context_->arena_budget_bytes) {}
+  ~Caller() {
+    for (const int fd : {fd_, process_fd_, wake_fd_}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  void Start() {
+    if (wake_fd_ < 0) throw std::runtime_error(Errno("eventfd"));
+    thread_ = std::thread([self = shared_from_this()] { self->Run(); });
+  }
+  // Ends the connection, and waits for its thread.
+  void Stop() {
+    Close("the model is unloaded", false);
+    if (thread_.joinable()) thread_.join();
+  }
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+
+  // Of Triton's threads: a response of a call, null where there is none; and the end of its request.
+  void Respond(const CallRef& call, Response response, bool final);
+  void Released(const CallRef& call);
+  // Ends a call that waits for a question with the number of that.
+  void Ask(const CallRef& call, uint64_t question) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Finish(call, {}, question);
+  }
+
+ private:
+  // A response that waits for room in the arena.
+  struct Answer {
+    CallRef call;
+    Response response;
+    bool final;
+    uint64_t since_ns;
+  };
+  // A packet that waits for room in the socket.
+  struct Outgoing {
+    Message message;
+    std::string body;
+    int fd;
+  };
+
+  // The thread that reads: `Serve` until the connection ends, then the end of all that it has made.
+  void Run();
+  std::string Serve();
+  bool Read(std::string* error);
+  void Tick(uint64_t now_ns);
+  void Close(const std::string& reason, bool broken);
+  void Wake();
+
+  // A packet of the worker. Each is false where the connection has to end, with the reason.
+  bool Handle(const Packet& packet, std::string* error);
+  bool HandleCall(const Packet& packet, std::string* error);
+  bool HandleRelease(const Message& message, std::string* error);
+  void HandleCancel(const Message& message);
+
+  // The steps of a call: its body is read, it is begun, its record is read, and a service does it or goes on with it.
+  struct Incoming {
+    Operation operation;
+    CallBody body;
+    std::string name;
+    std::shared_ptr<CallRecord> record = std::make_shared<CallRecord>();
+  };
+  CallRef BeginCall(const Message& message, std::string* error);
+  Failure ReadRecord(const CallRef& call, const Message& message, Incoming* in);
+  // What a service has to say at once; nothing where it answers later by itself.
+  struct Outcome {
+    Failure failure;
+    uint64_t value = 0;
+    bool is_later = false;
+  };
+  Outcome Do(const CallRef& call, const Incoming& in);
+  Outcome StartControl(const CallRef& call, const Incoming& in);
+
+  // Everything below: with the mutex held.
+  void Finish(const CallRef& call, const Failure& failure, uint64_t value);
+  bool TryAnswer(const Answer& answer);
+  bool Fail(const CallRef& call, const Failure& failure, bool final);
+  bool SendRecord(const CallRef& call, const ResponseSource& source, bool final);
+  bool Allocate(uint64_t length, Block* block, Failure* failure);
+  uint16_t Flags(const CallRef& call, bool final);
+  void AnswerWaiting();
+  void Post(Message message, std::string body = "", int fd = -1);
+  void Flush();
+  void CloseLocked(const std::string& reason, bool broken);
+
+  const int fd_;
+  const int process_fd_;
+  const int wake_fd_;
+  const std::string label_;
+  const std::shared_ptr<const CallContext> context_;
+  std::thread thread_;
+  std::atomic<bool> ended_{false};
+
+  CallMetrics metrics_;  // of the thread that reads
+
+  std::mutex mutex_;
+  bool closed_ = false;
+  PeerArena requests_;  // the worker's
+  Arena responses_;     // ours
+  std::map<uint64_t, CallRef> calls_;
+  std::deque<Answer> waiting_;
+  std::deque<Outgoing> outbox_;
+  uint64_t blocked_since_ns_ = 0;  // since when the socket takes nothing
+  int controls_ = 0;
+};
+
+}  // namespace pytriton

@@ -1,0 +1,68 @@
+// What went wrong with a call of a worker, as its callable is told.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../triton_api.h"
+#include "../triton_util.h"
+
+namespace pytriton {
+
+// An error of a call: Triton's code and its text, which may be empty; or none.
+struct Failure {
+  TRITONSERVER_Error_Code code = TRITONSERVER_ERROR_INTERNAL;
+  std::string text;
+  bool failed = false;
+
+  Failure() = default;
+  Failure(TRITONSERVER_Error_Code error_code, std::string error_text)
+      : code(error_code), text(error_text.empty() ? "unknown error" : std::move(error_text)), failed(true) {}
+  explicit operator bool() const { return failed; }
+};
+
+// Takes the error over.
+inline Failure Take(TRITONSERVER_Error* error) {
+  if (error == nullptr) return {};
+  const TRITONSERVER_Error_Code code = TRITONSERVER_ErrorCode(error);
+  return {code, TakeMessage(error)};
+}
+
+inline Failure Lacking(const char* what) {
+  return {TRITONSERVER_ERROR_UNSUPPORTED, std::string("this tritonserver has no ") + what};
+}
+
+#define PYTRITON_FAIL_IF(call)                \
+  do {                                        \
+    Failure pytriton_failure = Take(call);    \
+    if (pytriton_failure) return pytriton_failure; \
+  } while (false)
+
+// Parameters of Triton's, which belong to the list.
+class Parameters {
+ public:
+  ~Parameters() {
+    for (const auto* parameter : list_) TRITONSERVER_ParameterDelete(const_cast<TRITONSERVER_Parameter*>(parameter));
+  }
+  void Add(TRITONSERVER_Parameter* parameter) { list_.push_back(parameter); }
+  const TRITONSERVER_Parameter** data() { return list_.data(); }
+  uint64_t size() const { return list_.size(); }
+
+ private:
+  std::vector<const TRITONSERVER_Parameter*> list_;
+};
+
+// Nothing thrown below may reach Triton; what is lost by it, is memory.
+template <typename Function>
+void Guarded(const char* what, Function function) {
+  try {
+    function();
+  } catch (const std::exception& exception) {
+    PYTRITON_LOG(ERROR, std::string(what) + ": " + exception.what());
+  }
+}
+
+}  // namespace pytriton

@@ -1,0 +1,38 @@
+// The metrics that a worker makes on the server's page, by numbers of its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "../protocol.h"
+#include "../record.h"
+#include "../triton_api.h"
+#include "failure.h"
+
+namespace pytriton {
+
+// For one thread. What is left at the end goes with `Clear`.
+class CallMetrics {
+ public:
+  // Does an operation from kMetricFamily to kMetricFamilyDelete.
+  Failure Do(Operation operation, const CallBody& body, const std::string& name, const CallRecord& in, uint64_t* value);
+  void Clear();
+
+ private:
+  struct Metric {
+    TRITONSERVER_Metric* metric;
+    uint64_t family;
+  };
+
+  Failure MakeFamily(int64_t kind, const std::string& name, const CallRecord& in, uint64_t* number);
+  Failure MakeMetric(int64_t family, const CallRecord& in, uint64_t* number);
+  Failure Use(Operation operation, const CallBody& body, uint64_t* value);
+  void DeleteFamily(uint64_t number);
+
+  std::map<uint64_t, TRITONSERVER_MetricFamily*> families_;
+  std::map<uint64_t, Metric> metrics_;
+  uint64_t next_number_ = 1;
+};
+
+}  // namespace pytriton
