@@ -10,12 +10,10 @@
 #include "../proxy/batch.h"
 #include "../proxy/triton_util.h"
 #include "check.h"
+#include "triton_failures.h"
 
 // ---- Triton ----------------------------------------------------------------------------------------------------------
 
-struct TRITONSERVER_Error {
-  std::string text;
-};
 struct TRITONBACKEND_Request {
   int number = 0;
   int responses = 0;
@@ -34,20 +32,9 @@ struct TRITONBACKEND_Response {
 
 namespace {
 
-int64_t errors = 0, responses = 0, factories = 0;
-int64_t failing_call = -1;
-int64_t calls = 0;
-std::string failed_function;
+int64_t responses = 0, factories = 0;
 const int64_t kDims[] = {1, 1};
 
-TRITONSERVER_Error* Fails(const char* function) {
-  if (calls++ != failing_call) return nullptr;
-  failed_function = function;
-  return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_INTERNAL, "failed");
-}
-
-#define MAY_FAIL \
-  if (TRITONSERVER_Error* failed = Fails(__func__); failed != nullptr) return failed
 #define GIVES(name, result, ...)                     \
   TRITONSERVER_Error* TRITON##name(__VA_ARGS__) {    \
     MAY_FAIL;                                        \
@@ -65,15 +52,6 @@ Request* AsRequest(TRITONBACKEND_Input* input) { return reinterpret_cast<Request
 
 extern "C" {
 
-TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code, const char* text) {
-  ++errors;
-  return new TRITONSERVER_Error{text};
-}
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) {
-  --errors;
-  delete error;
-}
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error) { return error->text.c_str(); }
 bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
 TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
 

@@ -37,15 +37,11 @@
 #include "check.h"
 #include "messages.h"
 #include "triton_double.h"
+#include "triton_errors.h"
 
 using Random = std::mt19937_64;
 
 // ---- Triton ----------------------------------------------------------------------------------------------------------
-
-struct TRITONSERVER_Error {
-  TRITONSERVER_Error_Code code;
-  std::string text;
-};
 
 // A tensor of a request or of a response.
 struct Values {
@@ -92,7 +88,7 @@ struct TRITONSERVER_InferenceRequest {
 namespace {
 
 // What Triton has made and nobody has deleted, and the traces of requests that were found wrong, which stay for ever.
-std::atomic<int64_t> errors{0}, requests{0}, responses{0}, parameters{0}, families{0}, metrics{0}, arguments{0}, traces{0};
+std::atomic<int64_t> requests{0}, responses{0}, parameters{0}, families{0}, metrics{0}, arguments{0}, traces{0};
 std::vector<TRITONSERVER_InferenceTrace*> lost_traces;
 std::atomic<int64_t> cancelled{0};
 std::atomic<uint64_t> loads{0};
@@ -211,17 +207,6 @@ Executor* executor = nullptr;
 }  // namespace
 
 extern "C" {
-
-TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* text) {
-  ++errors;
-  return new TRITONSERVER_Error{code, text};
-}
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) {
-  --errors;
-  delete error;
-}
-TRITONSERVER_Error_Code TRITONSERVER_ErrorCode(TRITONSERVER_Error* error) { return error->code; }
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error) { return error->text.c_str(); }
 
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(TRITONBACKEND_ResponseFactory*, const uint32_t) {
   return nullptr;

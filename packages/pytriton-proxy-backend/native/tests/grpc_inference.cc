@@ -28,16 +28,12 @@
 #include "../grpc/protobuf.h"
 #include "../proxy/triton_api.h"
 #include "check.h"
+#include "triton_failures.h"
 
 // ---- Triton ----------------------------------------------------------------------------------------------------------
 
 using Query = TRITONSERVER_Error* (*)(TRITONSERVER_ResponseAllocator*, void*, const char*, size_t*, TRITONSERVER_MemoryType*,
                                       int64_t*);
-
-struct TRITONSERVER_Error {
-  TRITONSERVER_Error_Code code;
-  std::string text;
-};
 
 struct TRITONSERVER_ResponseAllocator {
   TRITONSERVER_ResponseAllocatorAllocFn_t make;
@@ -98,25 +94,11 @@ constexpr uint32_t kFinal = TRITONSERVER_RESPONSE_COMPLETE_FINAL;
 constexpr uint32_t kDecoupled = TRITONSERVER_TXN_DECOUPLED;
 constexpr uint32_t kOneToOne = 1;
 
-std::atomic<int64_t> errors{0}, responses{0}, buffers{0}, cancels{0};
+std::atomic<int64_t> responses{0}, buffers{0}, cancels{0};
 std::mutex requests_mutex;
 std::set<TRITONSERVER_InferenceRequest*> requests;
 
-// The call of a function that fails, counted from the first of all that may; negative for none.
-int64_t failing_call = -1;
-std::atomic<int64_t> calls{0};
-std::string failed_function;
 bool releases_first = false;
-
-TRITONSERVER_Error* Fails(const char* function) {
-  if (failing_call < 0 || calls++ != failing_call) return nullptr;
-  failed_function = function;
-  // An error without a text is one, too.
-  return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, "");
-}
-
-#define MAY_FAIL \
-  if (TRITONSERVER_Error* failed = Fails(__func__); failed != nullptr) return failed
 
 constexpr struct {
   const char* name;
@@ -234,17 +216,6 @@ void Execute(TRITONSERVER_InferenceRequest* request) {
 }  // namespace
 
 extern "C" {
-
-TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* text) {
-  ++errors;
-  return new TRITONSERVER_Error{code, text};
-}
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) {
-  --errors;
-  delete error;
-}
-TRITONSERVER_Error_Code TRITONSERVER_ErrorCode(TRITONSERVER_Error* error) { return error->code; }
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error) { return error->text.c_str(); }
 
 const char* TRITONSERVER_DataTypeString(TRITONSERVER_DataType type) { return kTypes[type].name; }
 uint32_t TRITONSERVER_DataTypeByteSize(TRITONSERVER_DataType type) { return kTypes[type].size; }

@@ -13,15 +13,11 @@
 #include "../proxy/batch.h"
 #include "../proxy/triton_util.h"
 #include "check.h"
+#include "triton_errors.h"
 
 using namespace pytriton;
 
 // ---- Triton ----------------------------------------------------------------------------------------------------------
-
-struct TRITONSERVER_Error {
-  TRITONSERVER_Error_Code code;
-  std::string text;
-};
 
 struct TRITONBACKEND_Input {
   std::string name;
@@ -56,20 +52,10 @@ struct TRITONBACKEND_Response {
 
 namespace {
 std::function<void()> while_output_is_copied;
-std::atomic<int> errors{0};
 }  // namespace
 
 extern "C" {
 
-TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* text) {
-  ++errors;
-  return new TRITONSERVER_Error{code, text};
-}
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) {
-  --errors;
-  delete error;
-}
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error) { return error->text.c_str(); }
 bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return true; }
 TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char* text) {
   std::fprintf(stderr, "%s\n", text);

@@ -11,13 +11,9 @@
 
 #include "../inprocess/requests.h"
 #include "check.h"
+#include "triton_failures.h"
 
 // ---- Triton ----------------------------------------------------------------------------------------------------------
-
-struct TRITONSERVER_Error {
-  TRITONSERVER_Error_Code code;
-  std::string text;
-};
 
 struct TRITONSERVER_ResponseAllocator {
   TRITONSERVER_ResponseAllocatorAllocFn_t make;
@@ -49,12 +45,7 @@ struct TRITONSERVER_InferenceRequest {
 
 namespace {
 
-int64_t errors = 0, requests = 0, responses = 0;
-// The call of a function that fails, counted from the first of all that may; negative for none.
-int64_t failing_call = -1;
-int64_t calls = 0;
-std::string failed_function;
-
+int64_t requests = 0, responses = 0;
 // What a request is answered with.
 struct Answer {
   std::vector<Output> outputs;
@@ -63,30 +54,10 @@ struct Answer {
   bool released_first = false;
 } answer;
 
-TRITONSERVER_Error* Fails(const char* function) {
-  if (calls++ != failing_call) return nullptr;
-  failed_function = function;
-  // An error without a text is one, too.
-  return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, "");
-}
-
-#define MAY_FAIL \
-  if (TRITONSERVER_Error* failed = Fails(__func__); failed != nullptr) return failed
-
 }  // namespace
 
 extern "C" {
 
-TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* text) {
-  ++errors;
-  return new TRITONSERVER_Error{code, text};
-}
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) {
-  --errors;
-  delete error;
-}
-TRITONSERVER_Error_Code TRITONSERVER_ErrorCode(TRITONSERVER_Error* error) { return error->code; }
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error) { return error->text.c_str(); }
 bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
 TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
 
