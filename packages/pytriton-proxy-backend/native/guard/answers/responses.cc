@@ -165,7 +165,8 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   if (size > 0 && static_cast<size_t>(size) < most) answers.Feed(parts, static_cast<size_t>(size));
   if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
   if (size > 0 && !status.empty()) OnResponse(guard, connection);
-  if (connection->streamed != nullptr && answers.chunks() != chunks) {
+  // An answer to `generate` that goes on has chunks and no backlog.
+  if (connection->streamed != nullptr && connection->streamed->backlog != nullptr && answers.chunks() != chunks) {
     connection->streamed->backlog->Take(answers.chunks() - chunks);
   }
   return size;
