@@ -116,14 +116,99 @@ def test_a_hint_that_is_not_understood_is_named_with_its_parameter_and_what_is_a
     hint: Any, shown: str, why: str
 ) -> None:
     with pytest.raises(PyTritonBadParameterError) as caught:
-        model(hinted(hint))
+        get_model_signature(model(hinted(hint)))
     text = str(caught.value)
     assert text.startswith("@model: parameter 'x' of function has the hint ")
     assert f"{shown}:" in text
     assert why in text
     assert "Accepted: str, bytes, int" in text
     with pytest.raises(PyTritonBadParameterError, match="the result of function has the hint"):
-        model(hinted(float, hint if hint is not None else set))
+        get_model_signature(model(hinted(float, hint if hint is not None else set)))
+
+
+LATER = """
+from __future__ import annotations
+from typing import TYPE_CHECKING, TypedDict
+from pytriton.decorators import get_model_signature, model
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+@model(name="counter")
+def count(text: str) -> Counted:
+    return {"letters": len(text)}
+
+@model
+class Counter:
+    def __call__(self, text: str) -> Counted:
+        return count(text)
+
+class Bound(Counter):
+    pass
+
+@model
+def stream(text: str) -> Iterator[str]:
+    yield text
+
+@model
+def misspelt(text: str, times: Optinal[int]) -> str:
+    return text
+
+class Counted(TypedDict):
+    letters: int
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(LATER, id="as text"),
+        pytest.param(
+            LATER.replace("from __future__ import annotations", ""),
+            id="lazy",
+            marks=pytest.mark.skipif(sys.version_info < (3, 14), reason="lazily read hints came with Python 3.14"),
+        ),
+    ],
+)
+def test_a_hint_may_name_what_is_defined_later(source: str) -> None:
+    module: dict[str, Any] = {"__name__": "later"}
+    exec(source, module)
+    for target in (module["count"], module["Counter"], module["Counter"]()):
+        signature = get_model_signature(target)
+        assert [(it.name, it.dtype) for it in signature.outputs] == [("letters", np.int64)]
+        assert get_model_signature(target) is signature
+    assert get_model_signature(module["count"]).name == "counter"
+    assert list(Harness(module["count"]).infer({"text": ["abc"]})["letters"]) == [3]
+    # A class that inherits from a model has hints of its own, before and after those of its base were read.
+    assert find_signature(module["Bound"]) is None
+    for name, where, missing in (
+        ("stream", "the result of stream", "Iterator"),
+        ("misspelt", "parameter 'times' of misspelt", "Optinal"),
+    ):
+        for _ in range(2):
+            with pytest.raises(PyTritonBadParameterError) as caught:
+                get_model_signature(module[name])
+            text = str(caught.value)
+            assert text.startswith(f"@model: {where} has the hint '{missing}")
+            assert f"name '{missing}' is not defined" in text
+            assert "TYPE_CHECKING" in text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="lazily read hints came with Python 3.14")
+def test_a_lazy_hint_may_name_what_a_function_defines_later() -> None:
+    source = """
+def make():
+    @model
+    def count(text: str) -> Counted:
+        return {"letters": len(text)}
+
+    class Counted(TypedDict):
+        letters: int
+
+    return count
+"""
+    module: dict[str, Any] = {"model": model, "TypedDict": TypedDict}
+    exec(source, module)
+    assert [it.name for it in get_model_signature(module["make"]()).outputs] == ["letters"]
 
 
 @pytest.mark.parametrize(

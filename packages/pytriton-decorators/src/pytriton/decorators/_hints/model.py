@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from pytriton.decorators._calls.wrapping import undecorated
 from pytriton.decorators._hints.adapters import make_infer_func
-from pytriton.decorators._hints.signatures import ModelSignature, layer_of_requests, make_signature
+from pytriton.decorators._hints.signatures import ModelSignature, SignatureToCome, layer_of_requests, make_signature
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup
 
@@ -75,11 +76,18 @@ def model(func: Any = None, /, *, name: str | None = None, batched: bool = False
 
     Raises:
         PyTritonBadParameterError: A hint is not understood: says of which parameter, and what is accepted. Or an option
-            breaks its rule.
+            breaks its rule. Where a hint names what is defined only later, both are found out when the model is bound.
     """
 
     def decorate(target: Any) -> Any:
-        signature = make_signature(target, name=name, batched=batched, options=options)
+        read = functools.partial(make_signature, target, name=name, batched=batched, options=options)
+        signature: ModelSignature | SignatureToCome
+        try:
+            signature = read()
+        except PyTritonBadParameterError as error:
+            if not isinstance(error.__cause__, NameError):
+                raise
+            signature = SignatureToCome(read)
         setattr(undecorated(target), _ATTRIBUTE, signature)
         return target
 
@@ -96,7 +104,7 @@ def get_model_signature(func: Any) -> ModelSignature:
         The signature, which can be printed.
 
     Raises:
-        PyTritonBadParameterError: It is not decorated with `model`.
+        PyTritonBadParameterError: It is not decorated with `model`, or a hint names what still has no value.
     """
     signature = find_signature(func)
     if signature is None:
@@ -118,7 +126,11 @@ def find_signature(func: Any) -> ModelSignature | None:
     # A subclass of a model has hints of its own.
     found = getattr(owner, "__dict__", {}).get(_ATTRIBUTE)
     if found is None and not isinstance(owner, type):
-        found = vars(type(owner)).get(_ATTRIBUTE)
+        owner = type(owner)
+        found = vars(owner).get(_ATTRIBUTE)
+    if isinstance(found, SignatureToCome):
+        found = found.read()
+        setattr(owner, _ATTRIBUTE, found)
     return found if isinstance(found, ModelSignature) else None
 
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,11 +27,14 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationErr
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
 
-__all__ = ["OUTPUT", "ModelSignature", "describe_tensors", "layer_of_requests", "make_signature"]
+__all__ = ["OUTPUT", "ModelSignature", "SignatureToCome", "describe_tensors", "layer_of_requests", "make_signature"]
 
 OUTPUT = "output"
 """The name of the output of a function that returns one value."""
-_UNKNOWN = "what it names has to be known at the level of the module when the function is decorated"
+_UNKNOWN = (
+    "what it names has to be known at the level of the module when the model is bound, so that a name that is imported "
+    "for type checkers alone (TYPE_CHECKING) has to be imported for good"
+)
 _SEVERAL = "several outputs need names; return a NamedTuple, a dataclass or a TypedDict, whose members are the outputs"
 _STREAMS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _QUALIFIERS = ("NotRequired", "Required", "ReadOnly")
@@ -145,6 +158,17 @@ class ModelSignature:
                 )
 
 
+@dataclass
+class SignatureToCome:
+    """The signature of a model whose hints name what was not defined yet when it was decorated.
+
+    Attributes:
+        read: Reads it, or raises what is wrong with it.
+    """
+
+    read: Callable[[], ModelSignature]
+
+
 def make_signature(target: Any, *, name: str | None, batched: bool, options: Mapping[str, Any]) -> ModelSignature:
     """Read the signature of a model from the hints of a function or class; `options` are fields of `ModelConfig`."""
     function = _function(target)
@@ -209,24 +233,33 @@ def _bad_target(target: Any, why: str) -> PyTritonBadParameterError:
 
 
 def _resolved(function: Any, shown: str) -> dict[str, Any]:
-    """Return the hints of a function; hints that are strings are evaluated."""
+    """Return the hints of a function, also those that are written as strings.
+
+    Raises:
+        PyTritonBadParameterError: One cannot be read. Its cause is a `NameError` where a name has no value so far.
+    """
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as error:
         plain = undecorated(function)
-        try:
-            annotations = plain.__annotations__
-        except NameError:
-            # Python 3.14 evaluates all hints here, or none.
-            raise rejected(f"a parameter or the result of {shown}", error.args[0], _UNKNOWN) from error
-        for name, hint in annotations.items():
+        for name, hint in _unread_hints(plain).items():
             alone = types.SimpleNamespace(__annotations__={name: hint})
             try:
                 typing.get_type_hints(alone, globalns=plain.__globals__, include_extras=True)
             except Exception as reason:
                 what = "the result" if name == "return" else f"parameter {name!r}"
-                raise rejected(f"{what} of {shown}", hint, f"it cannot be read ({reason}); {_UNKNOWN}") from error
+                text = getattr(hint, "__forward_arg__", hint)
+                raise rejected(f"{what} of {shown}", text, f"it cannot be read ({reason}); {_UNKNOWN}") from error
         raise
+
+
+def _unread_hints(function: Any) -> Mapping[str, Any]:
+    if sys.version_info >= (3, 14):
+        # Hints are read when they are asked for since then, all or none, unless names without a value are let stand.
+        import annotationlib
+
+        return annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(function)
 
 
 def _parameters(target: Any, shown: str) -> list[inspect.Parameter]:
