@@ -25,9 +25,14 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools import newer_pythons  # noqa: E402 - found by the line above, also where a test loads this file
+
 TOOLS = ROOT / ".tools"
 LOCKS = ROOT / "tools" / "locks"
 REPORTS = TOOLS / "reports"
+OVERRIDES = LOCKS / "overrides.txt"
 HATCH_REQUIREMENT = "hatch>=1.18,<2"
 MINIMUM_PYTHON = (3, 10)
 # What each lock is made of: a group of pyproject.toml with what our distributions need, or without; a requirement more.
@@ -37,7 +42,7 @@ LOCKED_GROUPS = {
     "deploy": ("deploy", False, ""),
     "hatch": ("", False, HATCH_REQUIREMENT),
 }
-MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 MATRIX_NUMPYS = ("1", "2")
 # What `test --quick` runs, and `test --ci` on the oldest and the newest Python, too: in a minute or two, with some real
 # servers among it.
@@ -78,6 +83,8 @@ TRY_AGAIN = ("--last-failed", "--last-failed-no-failures=none", "-n", "0")
 # files that are asked for are worth one: those of tests/ start a server, those of a distribution take milliseconds.
 TESTS_PER_PROCESS = {"tests": 8, "packages": 100}
 MOST_PROCESSES = 4
+# Where Pythons are that this machine lacks.
+NEWER_PYTHONS = TOOLS / newer_pythons.SUITE
 LONE_DISTS = ("client", "decorators", "proxy-backend")
 # Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.
 TEST_SERVERS_VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
@@ -172,7 +179,8 @@ def lock_settings(arguments: Sequence[str]) -> dict[str, str]:
     name = "deploy" if "deploy:check" in arguments else "numpy1" if "+numpy=1" in arguments else "checks"
     lock = LOCKS / f"{name}.txt"
     # Both take several files, parted by spaces, and run in other folders, too: a URI has no spaces.
-    return {f"{tool}_{kind}": lock.as_uri() for tool in ("UV", "PIP") for kind in ("CONSTRAINT", "BUILD_CONSTRAINT")}
+    locked = {f"{tool}_{kind}": lock.as_uri() for tool in ("UV", "PIP") for kind in ("CONSTRAINT", "BUILD_CONSTRAINT")}
+    return {**locked, "UV_OVERRIDE": OVERRIDES.as_uri()}
 
 
 def hatch_environment(home: Path) -> dict[str, str]:
@@ -235,6 +243,13 @@ class Runner:
             code = self.try_again(title, written, arguments, extra)
         self.steps.append((title, code, time.monotonic() - began))
         return code
+
+    def program(self, title: str, command: Sequence[str], extra: Mapping[str, str]) -> None:
+        """Run another program as one named step."""
+        say(title)
+        began = time.monotonic()
+        code = subprocess.run(command, cwd=ROOT, env={**os.environ, **extra}, check=False).returncode
+        self.steps.append((title, code, time.monotonic() - began))
 
     @contextlib.contextmanager
     def beside(self, title: str, *arguments: str) -> Iterator[None]:
@@ -355,14 +370,14 @@ def test_here(runner: Runner, servers: Sequence[Path]) -> int:
 
 def test_in_ci(runner: Runner, servers: Sequence[Path]) -> int:
     """Run everything but what takes minutes for one test."""
-    there, skipped = matrix_pythons()
-    if not there:  # otherwise they are checked on the oldest and the newest Python, and not on a third
+    there, newer, skipped = matrix_pythons()
+    if newer or not there:  # otherwise they are checked on the oldest and the newest Python, and not on a third
         check_sources(runner)
     check_deploy(runner)
     shutil.rmtree(REPORTS, ignore_errors=True)
     selection = ("-m", "not soak")
     run_tests(runner, servers, selection, selection, reports=True)
-    skipped += quick_matrix(runner, there, reports=True)
+    skipped += quick_matrix(runner, there, newer, reports=True)
     runner.step("Skipped tests", "run", "--", "python", "tools/skips.py", str(REPORTS))
     code = runner.finish()
     say_skipped(skipped)
@@ -423,35 +438,93 @@ def failures_of(written: Path) -> list[str]:
     ]
 
 
-def quick_matrix(runner: Runner, there: Mapping[str, Path], *, reports: bool) -> list[str]:
-    """Run style, types and the quick tests on the oldest and the newest Python; return what is skipped."""
+def quick_matrix(runner: Runner, there: Mapping[str, Path], newer: Sequence[str], *, reports: bool) -> list[str]:
+    """Run style, types and the quick tests on the oldest and the newest Python; return what is skipped.
+
+    Args:
+        runner: What runs them.
+        there: Interpreters of this machine, by version.
+        newer: Versions of which a root has interpreters.
+        reports: Whether pytest writes what it ran.
+    """
     skipped: list[str] = []
     if there:
         # The oldest with the older numpy: each generation once.
         oldest, *_, newest = [*there, *there]
-        for version, numpy, more in ((oldest, "1", OLDER_NUMPY_TESTS), (newest, "2", ())):
+        pairs = [(oldest, "1", OLDER_NUMPY_TESTS)] + ([] if newer else [(newest, "2", ())])
+        for version, numpy, more in pairs:
             tests = (*report(f"python{version}-numpy{numpy}", wanted=reports), *QUICK_TESTS, *more)
             skipped += run_on(runner, version, there[version], numpy, tests, title=", quick tests", sources=True)
+    if newer:
+        # Types are not checked there, where packages are missing.
+        skipped += matrix_in_root(runner, newer, ["--quick"])
     return skipped
 
 
 def matrix(runner: Runner, arguments: Sequence[str]) -> int:
-    """Run the tests on every interpreter of this machine with each generation of numpy."""
-    there, skipped = matrix_pythons()
+    """Run the tests on every Python that can be had, or on those named by --python, with each generation of numpy."""
+    parser = argparse.ArgumentParser(prog="python3 tools/dev.py matrix", allow_abbrev=False)
+    parser.add_argument("--python", action="append", choices=MATRIX_PYTHONS, help="only this version; can be repeated")
+    parser.add_argument("--quick", action="store_true", help="the quick tests, with numpy 2")
+    options, tests = parser.parse_known_args(arguments)
+    there, newer, skipped = matrix_pythons(options.python)
     for version, interpreter in there.items():
+        if options.quick:
+            chosen = (*report(f"python{version}-numpy2", wanted=True), *QUICK_TESTS, *tests)
+            skipped += run_on(runner, version, interpreter, "2", chosen, title=", quick tests")
+            continue
         for numpy in MATRIX_NUMPYS:
-            skipped += run_on(runner, version, interpreter, numpy, arguments)
+            skipped += run_on(runner, version, interpreter, numpy, tests)
+    if newer:
+        # The root's compiler makes libraries that this machine cannot load: it has to find them made.
+        prepare(runner)
+        skipped += matrix_in_root(runner, newer, [*(["--quick"] if options.quick else []), *tests])
     code = runner.finish()
     say_skipped(skipped)
     return code
 
 
-def matrix_pythons() -> tuple[dict[str, Path], list[str]]:
-    """Find the interpreters of the matrix; return them by version, and a line for each one that is missing."""
-    found = {version: find_python(version) for version in MATRIX_PYTHONS}
+def matrix_pythons(versions: Sequence[str] | None = None) -> tuple[dict[str, Path], list[str], list[str]]:
+    """Find the interpreters of the matrix.
+
+    Returns:
+        Those of this machine, by version; the versions that a root of a newer Debian suite has; and a line for each
+        one that is missing.
+    """
+    versions = MATRIX_PYTHONS if versions is None else versions
+    found = {version: find_python(version) for version in versions}
     there = {version: interpreter for version, interpreter in found.items() if interpreter is not None}
-    missing = [version for version in MATRIX_PYTHONS if version not in there]
-    return there, [f"Python {version}: no interpreter found on PATH or in ~/.pyenv/versions" for version in missing]
+    missing = [version for version in versions if version not in there]
+    newer = [version for version in missing if version in newer_pythons.VERSIONS]
+    reason = newer_pythons.reason_against() if newer else None
+    if newer and reason is None:
+        say(f"Python {' and '.join(newer)}: a root of Debian {newer_pythons.SUITE} (once)")
+        try:
+            newer_pythons.make(NEWER_PYTHONS)
+        except newer_pythons.RootError as error:
+            reason = str(error)
+    if reason is not None:
+        newer = []
+    lines = []
+    for version in missing:
+        if version not in newer:
+            why = f"; {reason}" if reason and version in newer_pythons.VERSIONS else ""
+            lines.append(f"Python {version}: no interpreter found on PATH or in ~/.pyenv/versions{why}")
+    return there, newer, lines
+
+
+def matrix_in_root(runner: Runner, versions: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Run the matrix of some versions with the interpreters of the root; it prints what it skips itself."""
+    first = newer_pythons.interpreter(versions[-1])
+    command = [str(first), str(Path(__file__).resolve()), "matrix", *(f"--python={each}" for each in versions)]
+    folders = [str(newer_pythons.interpreter(version).parent) for version in versions]
+    path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+    runner.program(
+        f"Python {' and '.join(versions)} in a root of Debian {newer_pythons.SUITE}",
+        newer_pythons.inside(NEWER_PYTHONS, *command, *arguments, folder=ROOT),
+        {"PATH": path},
+    )
+    return []
 
 
 def run_on(
@@ -527,6 +600,7 @@ def write_lock(runner: Runner, name: str, target: Path, *options: str) -> None:
         requirements += [f"-e {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("packages/*"))]
     command = [str(runner.home / "hatch" / "bin" / "uv"), "pip", "compile", "--quiet", "--universal", "--no-annotate"]
     command += ["--python-version", ".".join(map(str, MINIMUM_PYTHON)), "--output-file", str(target), *options]
+    command += ["--override", str(OVERRIDES)]
     command += ["--custom-compile-command", "python3 tools/dev.py lock"]
     for path in ROOT.glob("packages/*"):
         command += ["--no-emit-package", path.name]

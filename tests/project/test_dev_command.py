@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
@@ -31,6 +32,7 @@ class Recorder:
         self.ran: list[tuple[tuple[str, ...], str]] = []
         self.alone: list[tuple[str, ...]] = []
         self.all: list[tuple[str, ...]] = []
+        self.programs: list[tuple[tuple[str, ...], str]] = []
 
     def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
         self.all.append(arguments)
@@ -51,6 +53,9 @@ class Recorder:
 
     def step(self, title: str, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
         return self.hatch(*arguments, extra=extra)
+
+    def program(self, title: str, command: Sequence[str], extra: Mapping[str, str]) -> None:
+        self.programs.append((tuple(command), extra["PATH"]))
 
     def finish(self) -> int:
         return 0
@@ -260,7 +265,7 @@ def test_the_oldest_and_the_newest_python_run_style_types_and_quick_tests(
     dev: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {version: Path(f"/opt/{version}/bin/python{version}") for version in ("3.10", "3.11", "3.13")}
-    monkeypatch.setattr(dev, "matrix_pythons", lambda: (there, []))
+    monkeypatch.setattr(dev, "matrix_pythons", lambda: (there, [], []))
     monkeypatch.setattr(dev, "numpy_missing", lambda interpreter, numpy: None)
     monkeypatch.delenv(VARIABLE, raising=False)
     runner = Recorder()
@@ -280,6 +285,75 @@ def test_the_oldest_and_the_newest_python_run_style_types_and_quick_tests(
     assert dev.test(runner, []) == 0
     assert ("run", "types") in runner.all
     assert not any("+py=3.10" in it or "+py=3.13" in it for it in runner.all)
+
+
+def test_ci_runs_newer_pythons_in_a_root_of_their_own(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {version: Path(f"/opt/{version}/bin/python{version}") for version in ("3.10", "3.13")}
+    monkeypatch.setattr(dev, "find_python", there.get)
+    monkeypatch.setattr(dev, "numpy_missing", lambda interpreter, numpy: None)
+    monkeypatch.setattr(dev.newer_pythons, "reason_against", lambda: None)
+    made: list[Path] = []
+    monkeypatch.setattr(dev.newer_pythons, "make", made.append)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    runner = Recorder()
+    assert dev.test(runner, ["--ci"]) == 0
+    assert made == [dev.NEWER_PYTHONS]
+    [(command, path)] = runner.programs
+    inner = ("matrix", "--python=3.14", "--python=3.15", "--quick")
+    assert command[-len(inner) :] == inner
+    assert Path(command[-len(inner) - 2]) == dev.newer_pythons.interpreter("3.15")
+    assert path.startswith(f"{dev.newer_pythons.interpreter('3.14').parent}{os.pathsep}")
+    assert any("+py=3.10" in it for it in runner.all)
+    assert not any("+py=3.13" in it for it in runner.all)
+    assert ("run", "types") in runner.all
+
+
+def test_a_matrix_of_chosen_pythons(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "find_python", lambda version: Path(f"/opt/bin/python{version}"))
+    monkeypatch.setattr(dev, "numpy_missing", lambda interpreter, numpy: None)
+    runner = Recorder()
+    assert dev.matrix(runner, ["--python=3.14", "--python=3.15", "--quick", "-x"]) == 0
+    tests = [it for it in runner.all if "matrix:test" in it]
+    assert [it[1:3] for it in tests] == [("+py=3.14", "+numpy=2"), ("+py=3.15", "+numpy=2")]
+    assert all(it[-1] == "-x" for it in tests)
+    assert not any("types" in script for it in runner.all for script in it)
+    runner = Recorder()
+    assert dev.matrix(runner, ["--python=3.12", "tests/serving"]) == 0
+    assert [it[1:] for it in runner.all] == [
+        ("+py=3.12", f"+numpy={numpy}", "matrix:test", "tests/serving") for numpy in ("1", "2")
+    ]
+
+
+def test_why_there_is_no_newer_python(
+    dev: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "find_python", lambda version: None)
+    monkeypatch.setattr(dev.newer_pythons.shutil, "which", lambda name: None)
+    monkeypatch.setattr(dev.newer_pythons.os, "geteuid", lambda: 0)
+    there, newer, missing = dev.matrix_pythons(("3.12", "3.15"))
+    assert (there, newer) == ({}, [])
+    assert len(missing) == 2
+    assert missing[0].endswith("~/.pyenv/versions")
+    assert re.search(r"Python 3\.15: .*takes apt-get, debootstrap, .* which this machine lacks$", missing[1])
+    monkeypatch.setattr(dev.newer_pythons, "reason_against", lambda: None)
+
+    def fail(root: Path) -> None:
+        raise dev.newer_pythons.RootError("debootstrap ended with exit code 1:\nno archive")
+
+    monkeypatch.setattr(dev.newer_pythons, "make", fail)
+    assert dev.matrix_pythons(("3.14",))[2][0].endswith("exit code 1:\nno archive")
+
+
+def test_a_program_beside_hatch_is_a_step(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "home_of_python", lambda *, locked: tmp_path)
+    monkeypatch.setattr(dev, "hatch_environment", lambda home: {})
+    runner = dev.Runner()
+    for code in ("0", "3"):
+        runner.program(f"Ends with {code}", ["sh", "-c", "exit $CODE"], {"CODE": code})
+    assert runner.finish() == 1
+    assert re.search(r"FAILED \(3\) .* Ends with 3", capsys.readouterr().out)
 
 
 def test_types_are_checked_beside_the_tests_and_told_of_after_them(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -197,7 +198,7 @@ def fails(infer_func: Any) -> bool:
     harness = Harness(infer_func, None, config=ModelConfig(max_batch_size=4))
     harness.model_config.inputs = Harness(takes_img, BOTH).model_config.inputs
     try:
-        if asyncio.iscoroutinefunction(infer_func):
+        if inspect.iscoroutinefunction(infer_func):
             asyncio.run(harness.infer_async(dict(ROWS)))
         else:
             harness.infer(dict(ROWS))

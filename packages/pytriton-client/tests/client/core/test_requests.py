@@ -217,6 +217,7 @@ def test_no_two_clients_have_an_id_in_common() -> None:
     assert all(each.isprintable() and len(each) < 20 for each in made)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_ids_of_its_own() -> None:
     ids = RequestIds()
     ids.next()

@@ -55,7 +55,7 @@ def test_a_folder_is_activated(environment: Path, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert told.stderr.endswith("ModuleNotFoundError: No module named 'numpy'\n"), told.stderr
+    assert told.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'numpy'"), told.stderr
 
 
 def test_an_archive_is_unpacked_once(environment: Path, tmp_path: Path) -> None:

@@ -800,6 +800,7 @@ def test_a_signal_while_it_waits(proxy: Any, golden: ModuleType) -> None:
     assert seen == [0, 1]
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_callable_that_forks(serve: Serve, golden: ModuleType, tmp_path: Path) -> None:
     """The child returns from the callable as well, and has no part in the connection."""
     children = []
