@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from pytriton.decorators import Shape, batch, model, triton_context
 from pytriton.model_config import ModelConfig
 from pytriton.triton import ProcessWorker, Triton
 from support.callables import X, Y
-from support.faults.raw_http import ask_ahead
+from support.faults.raw_http import ask_ahead, connect
 from support.http import call
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
@@ -91,13 +92,23 @@ def count(to: int, fails: bool = False) -> Iterator[int]:
         raise ValueError(f"{to} are enough")
 
 
+HAS_BEGUN, MAY_END = threading.Event(), threading.Event()
+
+
+@model
+def held(text: str) -> Iterator[str]:
+    yield text
+    HAS_BEGUN.set()
+    assert MAY_END.wait(PATIENCE_S)
+
+
 READERS = ("requests_themselves", "with_context", "asks")
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Triton]:
     triton = Triton(config=local_config())
-    for function in (shout, twice, say, repeat, both, nothing, count):
+    for function in (shout, twice, say, repeat, both, nothing, count, held):
         triton.bind(function)
     triton.bind("in_a_process", ProcessWorker(shout))
     for name, infer in (
@@ -264,3 +275,22 @@ def test_a_stream_that_is_asked_for_one_answer(served: Triton, body: dict[str, A
     assert got == status, answer
     assert told in answer.get("error", "")
     assert answer.get("output") == (0 if status == 200 else None)
+
+
+@pytest.mark.parametrize("behind", ["HEAD /v2/health/live HTTP/1.1\r\n\r\n", "NO REQUEST\r\n\r\n"])
+def test_what_is_refused_behind_a_held_answer_is_not_taken_for_it(served: Triton, behind: str) -> None:
+    HAS_BEGUN.clear()
+    MAY_END.clear()
+    body = '{"text": "mine"}'
+    with connect(served) as connection:
+        connection.sendall(
+            f"POST /v2/models/held/generate HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        assert HAS_BEGUN.wait(PATIENCE_S)
+        connection.sendall(behind.encode())
+        # Nothing says when the server has looked at it; the answer is the same in any order.
+        threading.Timer(0.5, MAY_END.set).start()
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    # The connection may end at once, which is no answer, but not with the answer to what came behind.
+    mine, end, _ = answer.partition(b"0\r\n\r\n")
+    assert not answer or (end and mine.startswith(b"HTTP/1.1 200 OK\r\n") and b'"output":"mine"' in mine), answer

@@ -104,7 +104,9 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddInput(TRITONSERVER_In
                                                                  uint64_t dims_count) {
   const auto next = NEXT(TRITONSERVER_InferenceRequestAddInput);
   TRITONSERVER_Error* const error = CheckInput(request, name, data_type, shape, dims_count);
-  return error != nullptr ? error : next(request, name, data_type, shape, dims_count);
+  if (error != nullptr) return error;
+  NoteSamples(request, shape, dims_count);
+  return next(request, name, data_type, shape, dims_count);
 }
 
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputData(TRITONSERVER_InferenceRequest* request,

@@ -174,19 +174,23 @@ void CheckRows(Chance* chance) {
 void CheckFindRows() {
   OutputRows rows;
   const int64_t shape[] = {2, 3, 4};
-  CHECK(FindRows("a", shape, 3, &rows) && rows.name == "a" && rows.rows == 2 && rows.row_size == 12);
+  CHECK(FindRows("a", shape, 3, 2, &rows) && rows.name == "a" && rows.rows == 2 && rows.row_size == 12);
   const int64_t empty[] = {2, 0};
-  CHECK(FindRows("a", empty, 2, &rows) && rows.row_size == 0);
-  const int64_t lone[] = {1, 3};
+  CHECK(FindRows("a", empty, 2, 2, &rows) && rows.row_size == 0);
   const int64_t scalars[] = {2, 1, 1};
   const int64_t large[] = {2, int64_t{1} << 62, 16};
   const int64_t wrong[] = {2, -1};
-  CHECK(!FindRows("a", lone, 2, &rows) && !FindRows("a", scalars, 3, &rows) && !FindRows("a", large, 3, &rows));
-  CHECK(!FindRows("a", shape, 1, &rows) && !FindRows("a", shape, 0, &rows) && !FindRows("a", wrong, 2, &rows));
+  CHECK(!FindRows("a", scalars, 3, 2, &rows) && !FindRows("a", large, 3, 2, &rows));
+  CHECK(!FindRows("a", shape, 1, 2, &rows) && !FindRows("a", shape, 0, 2, &rows) && !FindRows("a", wrong, 2, 2, &rows));
+  // Rows that are not the samples: of one sample, which has three of them, and as many as no request has.
+  const int64_t many[] = {1'000'000'000, 0};
+  const int64_t lone[] = {1, 3};
+  CHECK(!FindRows("a", lone, 2, 1, &rows) && !FindRows("a", shape, 3, 1, &rows) && !FindRows("a", shape, 3, 3, &rows));
+  CHECK(!FindRows("a", many, 2, 2, &rows) && !FindRows("a", wrong + 1, 1, 2, &rows));
 }
 
 void CheckResponses() {
-  GenerateResponses responses("m", false, true);
+  GenerateResponses responses("m", 0, true);
   CHECK(responses.FindError().find("gave no response") != std::string::npos);
   responses.Add({});
   CHECK(responses.FindError().empty());
@@ -195,6 +199,10 @@ void CheckResponses() {
   responses.AddError("first");
   responses.AddError("second");
   CHECK(responses.FindError() == "first");
+  GenerateResponses silent("m", 0, true);
+  silent.Add({});
+  silent.AddError("");
+  CHECK(!silent.FindError().empty());
 }
 
 // A caller who has gone is an error of the system, which the front end is to see.

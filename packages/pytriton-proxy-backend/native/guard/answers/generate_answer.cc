@@ -4,8 +4,8 @@
 
 namespace pytriton::guard {
 
-bool FindRows(std::string_view name, const int64_t* shape, uint64_t dims_count, OutputRows* rows) {
-  if (dims_count < 2 || shape[0] < 2) return false;
+bool FindRows(std::string_view name, const int64_t* shape, uint64_t dims_count, uint64_t samples, OutputRows* rows) {
+  if (dims_count < 2 || samples < 2 || shape[0] < 0 || static_cast<uint64_t>(shape[0]) != samples) return false;
   uint64_t row_size = 1;
   for (uint64_t i = 1; i < dims_count; ++i) {
     if (shape[i] < 0 || __builtin_mul_overflow(row_size, static_cast<uint64_t>(shape[i]), &row_size)) return false;
@@ -15,7 +15,15 @@ bool FindRows(std::string_view name, const int64_t* shape, uint64_t dims_count, 
   return true;
 }
 
+JsonRows::JsonRows(std::vector<OutputRows> outputs) : outputs_(std::move(outputs)) {
+  for (const OutputRows& output : outputs_) longest_name_ = std::max(longest_name_, output.name.size());
+}
+
 void JsonRows::Feed(std::string_view text, std::string* out) {
+  if (outputs_.empty()) {
+    *out += text;
+    return;
+  }
   for (const char byte : text) OnByte(byte, out);
 }
 
@@ -27,7 +35,8 @@ void JsonRows::OnByte(char byte, std::string* out) {
       is_name_ = false;
     } else {
       is_escaped_ = !is_escaped_ && byte == '\\';
-      if (is_name_) name_.push_back(byte);
+      // Texts among the members are read as names, too, and can be as large as a response.
+      if (is_name_ && name_.size() <= longest_name_) name_.push_back(byte);
     }
     return;
   }
@@ -81,7 +90,7 @@ void GenerateResponses::Add(std::vector<OutputRows> rows) {
 
 void GenerateResponses::AddError(std::string_view error) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (error_.empty()) error_ = error;
+  if (error_.empty()) error_ = error.empty() ? "the model failed, and gave no reason" : error;
 }
 
 std::vector<OutputRows> GenerateResponses::rows() const {

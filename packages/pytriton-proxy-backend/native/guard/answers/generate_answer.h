@@ -26,19 +26,21 @@ struct OutputRows {
   uint64_t row_size;
 };
 
-// That of an output; false where its list stays as it is: of one sample, or of one element for each.
-bool FindRows(std::string_view name, const int64_t* shape, uint64_t dims_count, OutputRows* rows);
+// That of an output in the answer to a request of so many samples; false where its list stays as it is: for one sample,
+// with one element for each, or of another length, which says that its rows are not the samples.
+bool FindRows(std::string_view name, const int64_t* shape, uint64_t dims_count, uint64_t samples, OutputRows* rows);
 
 // Divides the lists of outputs in a JSON object while its text passes, in pieces of any size.
 class JsonRows {
  public:
-  explicit JsonRows(std::vector<OutputRows> outputs) : outputs_(std::move(outputs)) {}
+  explicit JsonRows(std::vector<OutputRows> outputs);
   void Feed(std::string_view text, std::string* out);
 
  private:
   void OnByte(char byte, std::string* out);
 
   const std::vector<OutputRows> outputs_;
+  size_t longest_name_ = 0;
   const OutputRows* output_ = nullptr;  // whose list is open
   std::string name_;                    // of the member, as it is written
   bool is_name_ = false;                // a string of the object itself is read that may be a name
@@ -51,9 +53,10 @@ class JsonRows {
 // What Triton says of the responses to one request. Its threads write it, and the one that writes the answer reads it.
 class GenerateResponses {
  public:
-  GenerateResponses(std::string model, bool is_batched, bool is_decoupled)
-      : model_(std::move(model)), is_batched_(is_batched), is_decoupled_(is_decoupled) {}
-  bool is_batched() const { return is_batched_; }
+  // `samples`: how many the request has; 0 where the model takes no batches.
+  GenerateResponses(std::string model, uint64_t samples, bool is_decoupled)
+      : model_(std::move(model)), samples_(samples), is_decoupled_(is_decoupled) {}
+  uint64_t samples() const { return samples_; }
   bool is_decoupled() const { return is_decoupled_; }
 
   void Add(std::vector<OutputRows> rows);
@@ -66,7 +69,7 @@ class GenerateResponses {
 
  private:
   const std::string model_;
-  const bool is_batched_;
+  const uint64_t samples_;
   const bool is_decoupled_;
   mutable std::mutex mutex_;
   std::vector<OutputRows> rows_;

@@ -98,8 +98,11 @@ ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int c
 
 void OnResponse(Guard* guard, Connection* connection) {
   auto& request = connection->unanswered.front();
+  // The texts of a request serve its error alone, which has been made by now, and are not charged any more.
+  if (request != nullptr) request->generate.reset();
   // Whose answer goes on may still leave.
-  const bool goes_on = request != nullptr && (request->is_stream || request->responses != nullptr);
+  const bool goes_on =
+      request != nullptr && (request->is_stream || (request->responses != nullptr && request->responses->is_decoupled()));
   connection->streamed = goes_on ? std::move(request) : nullptr;
   connection->unanswered.erase(connection->unanswered.begin());
   StopAwaiting(guard, connection);

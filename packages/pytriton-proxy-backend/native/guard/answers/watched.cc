@@ -26,6 +26,13 @@ struct WatchedResponses {
 // The response callback of a request that this thread makes, until it is handed to Triton: what stands in front of it.
 thread_local WatchedResponses* t_watched = nullptr;
 
+// The request that this thread makes, and how many samples its last input has, if it has a batch axis.
+struct Samples {
+  const TRITONSERVER_InferenceRequest* request = nullptr;
+  uint64_t count = 0;
+};
+thread_local Samples t_samples;
+
 void NoteError(RequestOutcome* request, TRITONSERVER_Error* error) {
   const char* const text = g_triton.error_text(error);
   request->Note(OutcomeOfError(g_triton.error_code(error), text));
@@ -33,8 +40,9 @@ void NoteError(RequestOutcome* request, TRITONSERVER_Error* error) {
 }
 
 // The outputs of a response that have several elements for each of several samples.
-std::vector<OutputRows> RowsOf(TRITONSERVER_InferenceResponse* response) {
+std::vector<OutputRows> RowsOf(TRITONSERVER_InferenceResponse* response, uint64_t samples) {
   std::vector<OutputRows> all;
+  if (samples < 2) return all;
   uint32_t count = 0;
   if (IsError(g_triton.output_count(response, &count))) return all;
   for (uint32_t i = 0; i < count; ++i) {
@@ -49,13 +57,13 @@ std::vector<OutputRows> RowsOf(TRITONSERVER_InferenceResponse* response) {
     const bool is_error = IsError(g_triton.output(response, i, &name, &type, &shape, &dims_count, &base, &size,
                                                   &memory_type, &memory_type_id, &user));
     OutputRows rows;
-    if (!is_error && FindRows(name, shape, dims_count, &rows)) all.push_back(std::move(rows));
+    if (!is_error && FindRows(name, shape, dims_count, samples, &rows)) all.push_back(std::move(rows));
   }
   return all;
 }
 
 // Before Triton has a request to `generate`: what is to be known of its responses.
-void ExpectResponses(TRITONSERVER_Server* server, RequestOutcome* request) {
+void ExpectResponses(TRITONSERVER_Server* server, const TRITONSERVER_InferenceRequest* made, RequestOutcome* request) {
   if (request->generate == nullptr || request->is_stream || g_triton.properties == nullptr) return;
   if (g_triton.batch_properties == nullptr || g_triton.output_count == nullptr || g_triton.output == nullptr) return;
   const GenerateRequest& generate = *request->generate;
@@ -68,7 +76,8 @@ void ExpectResponses(TRITONSERVER_Server* server, RequestOutcome* request) {
   const bool is_batched = (batching & kFirstDim) != 0;
   const bool is_decoupled = (transactions & kDecoupled) != 0;
   if (!is_batched && !is_decoupled) return;
-  request->responses = std::make_unique<GenerateResponses>(generate.model, is_batched, is_decoupled);
+  const uint64_t samples = is_batched && t_samples.request == made ? t_samples.count : 0;
+  request->responses = std::make_unique<GenerateResponses>(generate.model, samples, is_decoupled);
 }
 
 void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user) {
@@ -79,7 +88,7 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
   TRITONSERVER_Error* const error = response == nullptr ? nullptr : g_triton.response_error(response);
   if (response != nullptr && error == nullptr && request->responses != nullptr) {
     GenerateResponses& responses = *request->responses;
-    responses.Add(responses.is_batched() ? RowsOf(response) : std::vector<OutputRows>());
+    responses.Add(RowsOf(response, responses.samples()));
   }
   if (error != nullptr) {
     NoteError(request, error);
@@ -110,6 +119,10 @@ std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_Inf
 
 }  // namespace
 
+void NoteSamples(const TRITONSERVER_InferenceRequest* request, const int64_t* shape, uint64_t dims_count) {
+  t_samples = {request, dims_count > 0 && shape[0] > 0 ? static_cast<uint64_t>(shape[0]) : 0};
+}
+
 TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_InferenceRequest* request,
                                    TRITONSERVER_ResponseAllocator* allocator, void* allocator_user,
                                    OnResponseFunction on_response, void* user) {
@@ -128,7 +141,7 @@ TRITONSERVER_Error* SubmitWatched(SubmitFunction next, TRITONSERVER_Server* serv
                                   void* trace) {
   WatchedResponses* const watched = std::exchange(t_watched, nullptr);
   const auto request = watched == nullptr ? nullptr : watched->request;
-  if (request != nullptr) ExpectResponses(server, request.get());
+  if (request != nullptr) ExpectResponses(server, made, request.get());
   TRITONSERVER_Error* const error = next(server, made, trace);
   if (request == nullptr) return error;
   request->is_submitted = error == nullptr;

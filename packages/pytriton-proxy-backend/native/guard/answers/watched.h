@@ -1,6 +1,8 @@
 // How Triton says that a request ends: to the callback of a front end, in front of which the guard stands.
 #pragma once
 
+#include <cstdint>
+
 #include "../triton.h"
 
 namespace pytriton::guard {
@@ -11,6 +13,9 @@ using SetCallbackFunction = TRITONSERVER_Error* (*)(TRITONSERVER_InferenceReques
                                                     OnResponseFunction on_response, void* user);
 using SubmitFunction = TRITONSERVER_Error* (*)(TRITONSERVER_Server* server, TRITONSERVER_InferenceRequest* request,
                                                void* trace);
+
+// This thread gives one more input to a request, which has passed all checks.
+void NoteSamples(const TRITONSERVER_InferenceRequest* request, const int64_t* shape, uint64_t dims_count);
 
 // As TRITONSERVER_InferenceRequestSetResponseCallback, which is `next`, called by a front end.
 TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_InferenceRequest* request,

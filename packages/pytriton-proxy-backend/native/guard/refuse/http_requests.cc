@@ -99,7 +99,8 @@ void CountRefusal(Guard* guard, const Connection* connection, const Refusal& ref
 ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
   // Of those who look whether a server is there nothing is to be told.
   if (refusal.status != kNotAllowed) LogRefusal(refusal.text);
-  const bool is_behind_another = connection->awaits_response() || before > 0;
+  // The answer to a request in front may have begun, and its head be held until its end is known.
+  const bool is_behind_another = connection->awaits_response() || !connection->answers.is_at_begin() || before > 0;
   connection->is_refused = true;
   connection->refused_at = time(nullptr);
   // What has come of it stays charged until the connection is closed: so long the server keeps it.
@@ -224,7 +225,8 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr || connection->is_left_alone) return next(fd, parts, count);
   if (connection->is_refused) return DrainRequest(connection, fd);
-  const bool is_idle = !connection->awaits_response() && (connection->scan.complete() || !connection->scan.started());
+  const bool is_idle = !connection->awaits_response() && connection->answers.is_at_begin() &&
+                       (connection->scan.complete() || !connection->scan.started());
   const ssize_t size = next(fd, parts, count);
   if (size > 0 && is_idle && guard->listeners.has_left()) {
     return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
