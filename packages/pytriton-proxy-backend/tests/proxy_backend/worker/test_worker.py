@@ -12,6 +12,7 @@ import string
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -253,6 +254,50 @@ def test_every_attach_loss_and_detach_is_logged_when_it_happens(
     stopping.join()
     told = [record.getMessage().partition(" (version 1)")[0] for record in caplog.records]
     assert told == ["Serving model model", "Lost model model", "Serving model model", "Detached from model model"]
+
+
+def test_a_worker_whose_starter_reports_the_first_attach_logs_those_that_follow(
+    proxy: Any, make_worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pytriton.proxy_backend")
+    worker = make_worker()
+    worker.log_attachment_at(logging.DEBUG)
+    worker.start()
+    proxy.listen()
+    peer = proxy.accept()
+    peer.welcome()
+    worker.wait_attached(PATIENCE_S)
+    peer.close()
+    peer = proxy.accept()
+    assert "Serving model" not in caplog.text
+    peer.welcome()
+    assert eventually(lambda: caplog.text.count("Serving model") == 1)
+    peer.close()
+
+
+def test_a_stopped_worker_is_freed_with_its_callable_at_once(proxy: Any) -> None:
+    class Weights:
+        def __call__(self, **_: Any) -> Any:
+            raise NotImplementedError
+
+    proxy.listen()
+    callable_ = Weights()
+    weights = weakref.ref(callable_)
+    worker = Worker(callable_, spec(), proxy.endpoint)
+    del callable_
+    worker.start()
+    peer = proxy.accept()
+    peer.welcome()
+    worker.wait_attached(PATIENCE_S)
+    peer.close()
+    gc.collect()
+    gc.disable()
+    try:
+        worker.stop(PATIENCE_S)
+        del worker
+        assert weights() is None
+    finally:
+        gc.enable()
 
 
 def test_a_socket_of_a_python_proxy_is_told_from_one_of_the_native_proxy(

@@ -160,7 +160,8 @@ class TensorCodec:
             return True
         expected = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
         try:
-            made = self._backend.Tensor.from_dlpack("probe", to_capsule(expected)).as_numpy()
+            capsule = to_capsule(expected)
+            made = self._backend.Tensor.from_dlpack("probe", capsule).as_numpy()
             return made.shape == expected.shape and made.dtype == expected.dtype and bool((made == expected).all())
         except Exception:  # however it fails, it does not fit
             logger.debug("the stub of Triton's Python backend does not fit this numpy", exc_info=True)
@@ -192,7 +193,9 @@ class TensorCodec:
         if self._plain:
             # Of views on a message that is not aligned, stubs make what they like.
             return self._backend.Tensor(name, np.require(array, requirements=["C", "A"]))
-        return self._backend.Tensor.from_dlpack(name, to_capsule(array))
+        # Held here: a capsule that the stub refuses would be freed, by Python code, while its error is on the way.
+        capsule = to_capsule(array)
+        return self._backend.Tensor.from_dlpack(name, capsule)
 
 
 class TritonCaller:

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Attaching:
             model: What the worker serves.
             endpoint: Where the proxy backend listens, for what is told.
             connect: Connects there.
-            on_change: Called when the worker is attached.
+            on_change: Method of the worker, called when it is attached.
         """
         self.attached = threading.Event()
         self.stopping = threading.Event()
@@ -57,7 +58,8 @@ class Attaching:
         self._model = model
         self._endpoint = endpoint
         self._connect = connect
-        self._on_change = on_change
+        # Weak: a worker holds this object, and would be freed late, with the weights of its callable, by a circle.
+        self._on_change = weakref.WeakMethod(on_change)
         self._trying_since = 0.0
         self._unsaid = ""  # why the last connection ended, where that was not logged so far
         self._trouble = ""  # why the last attempt failed, where that is worth telling
@@ -113,9 +115,13 @@ class Attaching:
             self._say_lost()
             served = self._model
             logger.log(self.level, "Serving model %s (version %d) at %s", served.name, served.version, self._endpoint)
+            # Whoever started the worker reports the first attachment; a later one ends what the log said was lost.
+            self.level = logging.INFO
             self.connection = connection
             self.attached.set()
-            self._on_change()
+            on_change = self._on_change()
+            if on_change is not None:
+                on_change()
             if self.stopping.is_set():
                 # Where the proxy backend is gone already, the first read says so.
                 with contextlib.suppress(ConnectionLostError):

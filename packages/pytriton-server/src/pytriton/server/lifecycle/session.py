@@ -260,6 +260,11 @@ class ServerSession:
             try:
                 replacement.take_over()
                 self._wait_served(timeout_s, cancelled)
+            except BaseException:
+                # The new server goes on, and is to be watched as any other.
+                if self.is_running:
+                    self.readiness.start(self._server.control)
+                raise
             finally:
                 replacement.finish(cancelled)
         logger.info("The server was replaced by process %s.", replacement.process.pid)

@@ -105,7 +105,9 @@ def _fitting(tensor_class: Any) -> Any:
     def by_dlpack(name: str, array: Any) -> Any:
         from _pytriton_dlpack import to_capsule  # type: ignore[import-not-found]
 
-        return tensor_class.from_dlpack(name, to_capsule(array))
+        # Held here: a capsule that is refused would be freed, by Python code, while the error is on the way.
+        capsule = to_capsule(array)
+        return tensor_class.from_dlpack(name, capsule)
 
     if _NUMPY_2:
         by_dlpack("probe", np.zeros(1, np.float32)).as_numpy()
