@@ -31,7 +31,7 @@ OF_THE_ROOT |= {"usr", "var"}
 # How names are found, who is trusted, and where packages come from, is this machine's matter.
 SETTINGS = ("resolv.conf", "hosts", "passwd", "group", "pip.conf", "xdg/pip/pip.conf", "xdg/pip/constraints.txt")
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
-# It runs as process 1 of its own namespaces, so that nothing that it starts or mounts is left behind.
+# The shell stays process 1 of its own namespaces: it reaps what others leave behind, and nothing outlives it.
 ENTER = """
 set -eu
 root=$1; folder=$2; shown=$3; shift 3
@@ -41,7 +41,7 @@ mount --rbind /sys "$root/sys"
 mount -t proc proc "$root/proc"
 mount -t tmpfs tmpfs "$root/run"
 for name in $shown; do mkdir -p "$root/$name"; mount --rbind "/$name" "$root/$name"; done
-exec chroot "$root" /bin/sh -c 'cd "$1"; shift; exec "$@"' enter "$folder" "$@"
+exec chroot "$root" /bin/sh -c 'cd "$1"; shift; "$@"; exit $?' enter "$folder" "$@"
 """
 
 

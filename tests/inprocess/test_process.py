@@ -310,7 +310,8 @@ def test_models_are_unloaded_once_threads_of_instances_have_slept(monkeypatch: p
     """They put back what an unload looks for after they have told that they are done."""
     over = threading.Event()
     with threads.starting():
-        thread = threading.Thread(target=over.wait)
+        # Since Python 3.14 its threads have the names of their objects; those of Triton have that of their parent.
+        thread = threading.Thread(target=over.wait, name="test:triton")
         thread.start()
     read, seen = threads._read, list[str]()
 
