@@ -55,6 +55,8 @@ _UNKNOWN_PAUSE_S = 1.0
 _WARNING_PAUSE_S = 10.0
 _READY = "READY"
 _LOADING = "LOADING"
+SHOWN = "SHOWN"
+"""The state of a model that a server shows to everybody, on its page: ready, and nothing is known of those to come."""
 # A server of this library adds this text once its script has bound all of its models.
 _COMPLETE_TEXT = "The server has all of its models"
 # Names with this prefix are no models of users: a server that is not ready announces that by one.
@@ -350,7 +352,7 @@ class _UnknownModel:
         found = f"The server at {self._target.url} is ready and has no model {name!r}"
         if self._states is None:
             return f"{found}; the names that it has are for callers with its access token (access_token=...)."
-        names = sorted(each for each, state in self._states.items() if state == _READY)
+        names = sorted(each for each, state in self._states.items() if state in (_READY, SHOWN))
         if not names:
             return f"{found}, nor any other so far."
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")

@@ -7,6 +7,7 @@ One exchange over an event loop's own protocols costs less than half of what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from .._core.asyncio_loops import LoopsClosedError
@@ -77,7 +78,11 @@ class AsyncHttpTransport:
     async def list_models(self, timeout_s: float) -> dict[str, str]:
         """Return the models of the server with their states."""
         operation = self._operation("request for the list of models", timeout_s)
-        return messages.read_model_states(await self._exchange(messages.LIST_MODELS, operation), operation)
+        response = await self._exchange(messages.LIST_MODELS, operation)
+        if response.status == HTTPStatus.FORBIDDEN:
+            page = await self._exchange(messages.SHOW_MODELS, operation)
+            return messages.read_shown_models(page, response, operation)
+        return messages.read_model_states(response, operation)
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""

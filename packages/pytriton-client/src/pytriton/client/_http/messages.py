@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.spec import ModelSpec
-from .._core.startup import join_states
+from .._core.startup import SHOWN, join_states
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
 from .._core.untrusted import (
@@ -35,6 +36,7 @@ from .wire import TENSORS_START, HttpRequest, HttpResponse, HttpWireError, Respo
 __all__ = [
     "LIST_MODELS",
     "SERVER_READY",
+    "SHOW_MODELS",
     "check_status",
     "failed_exchange",
     "infer_request",
@@ -48,6 +50,7 @@ __all__ = [
     "read_model_states",
     "read_readiness",
     "read_shared_memory_names",
+    "read_shown_models",
     "register_shared_memory_request",
     "stream_request",
     "unload_request",
@@ -58,6 +61,8 @@ _FIRST_LINE_BYTES = 1 << 10
 
 SERVER_READY = HttpRequest("GET", "/v2/health/ready")
 LIST_MODELS = HttpRequest("POST", "/v2/repository/index", body=b"{}")
+SHOW_MODELS = HttpRequest("GET", "/")
+"""Ask for the page of pytriton-server's guard, for callers who may not list the models: see ``GuardConfig.page``."""
 
 
 def model_path(model_name: str, model_version: str | None) -> str:
@@ -161,6 +166,15 @@ def read_model_states(response: HttpResponse, operation: Operation) -> dict[str,
         return join_states((str(model["name"]), str(model.get("state", ""))) for model in listed)
     except UNREADABLE as error:
         raise _not_understood(operation, response, error) from error
+
+
+def read_shown_models(page: HttpResponse, refusal: HttpResponse, operation: Operation) -> dict[str, str]:
+    """Return the ready models on a server's page; where there is no such page, raise what the refused list says."""
+    if page.status == 200:
+        with contextlib.suppress(*UNREADABLE):
+            shown = parse_json(bytes(page.body))["models"]
+            return join_states((str(model["name"]), SHOWN) for model in shown if model["ready"] is True)
+    return read_model_states(refusal, operation)
 
 
 def check_status(response: HttpResponse, operation: Operation) -> None:

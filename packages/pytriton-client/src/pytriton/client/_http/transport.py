@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from .._core.deadline import Deadline
@@ -73,7 +74,11 @@ class HttpTransport:
     def list_models(self, timeout_s: float) -> dict[str, str]:
         """Return the models of the server with their states."""
         operation = self._operation("request for the list of models", timeout_s)
-        return messages.read_model_states(self._exchange(messages.LIST_MODELS, operation), operation)
+        response = self._exchange(messages.LIST_MODELS, operation)
+        if response.status == HTTPStatus.FORBIDDEN:
+            page = self._exchange(messages.SHOW_MODELS, operation)
+            return messages.read_shown_models(page, response, operation)
+        return messages.read_model_states(response, operation)
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
