@@ -61,6 +61,21 @@ def sync(requests: list[Request]) -> Iterator[Any]:
     yield from count("sync", requests)
 
 
+def handed_on(requests: list[Request]) -> Any:
+    """No asynchronous callable by its looks, as where another library has wrapped one."""
+    return counted("handed_on", requests)
+
+
+async def counted(name: str, requests: list[Request]) -> AsyncIterator[Any]:
+    for result in count(name, requests):
+        yield result
+
+
+async def returned(requests: list[Request]) -> Any:
+    """An asynchronous callable that gives a generator which is none."""
+    return count("returned", requests)
+
+
 async def hasty(requests: list[Request]) -> AsyncIterator[Any]:
     try:
         for result in count("hasty", requests):
@@ -84,7 +99,7 @@ async def boundless(requests: list[Request]) -> AsyncIterator[Any]:
 @pytest.fixture(scope="module")
 def triton() -> Iterator[Triton]:
     triton = Triton(config=local_config())
-    for func in (wide, thin, sync, hasty, hasty_sync, boundless):
+    for func in (wide, thin, sync, handed_on, returned, hasty, hasty_sync, boundless):
         config = ModelConfig(decoupled=True, max_batch_size=1, stream_backlog_bytes=BACKLOG)
         if func in (hasty, hasty_sync):
             config.stream_stall_timeout_s = 0.2
@@ -174,7 +189,7 @@ def caller_of(request: pytest.FixtureRequest) -> Any:
     return CALLERS[request.param]
 
 
-@pytest.mark.parametrize("name", ["wide", "sync"])
+@pytest.mark.parametrize("name", ["wide", "sync", "handed_on", "returned"])
 def test_a_generator_waits_for_its_caller(triton: Triton, caller_of: Any, name: str) -> None:
     caller = caller_of(triton, name, COUNT)
     try:

@@ -453,6 +453,10 @@ EXPORT uint64_t pytriton_guard_stream_waiting(const void* stream) {
   return (*static_cast<const std::shared_ptr<StreamBacklog>*>(stream))->waiting();
 }
 
+EXPORT uint64_t pytriton_guard_stream_taken(const void* stream) {
+  return (*static_cast<const std::shared_ptr<StreamBacklog>*>(stream))->taken();
+}
+
 EXPORT void pytriton_guard_wake_below(void* stream, uint64_t bytes, int event_fd) {
   (*static_cast<std::shared_ptr<StreamBacklog>*>(stream))->WakeBelow(bytes, event_fd);
 }

@@ -903,8 +903,10 @@ void Batch::LookAtPaces(
     if (pace == nullptr) continue;
     const bool was_paused = pace->is_paused();
     // The worker goes on with the others of a batch where one has ended, or its caller has left.
-    const bool pauses = items_[i].open && !items_[i].cancelled && pace->Look(most_waiting, wake_fd, now_ns);
-    // The time of the worker begins anew.
+    const bool goes_on = items_[i].open && !items_[i].cancelled;
+    if (!goes_on) pace->End();
+    const bool pauses = goes_on && pace->Look(most_waiting, wake_fd, now_ns);
+    // The time of the worker begins anew, once.
     if (was_paused && !pauses) active_ns_ = now_ns;
     if (pauses != pace->is_told && tell(i, pauses)) pace->is_told = pauses;
   }

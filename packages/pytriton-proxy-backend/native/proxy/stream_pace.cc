@@ -16,6 +16,8 @@ struct GuardStreams {
   void (*const announce)(uint64_t, bool) = Find<void (*)(uint64_t, bool)>("pytriton_guard_announce_response");
   void* (*const take)() = Find<void* (*)()>("pytriton_guard_take_stream");
   uint64_t (*const waiting)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_waiting");
+  // An older guard has it not: then a caller takes nothing before a response is written to its end.
+  uint64_t (*const taken)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_taken");
   void (*const wake_below)(void*, uint64_t, int) =
       Find<void (*)(void*, uint64_t, int)>("pytriton_guard_wake_below");
   void (*const drop)(void*) = Find<void (*)(void*)>("pytriton_guard_drop_stream");
@@ -43,20 +45,28 @@ StreamPace::~StreamPace() {
   Guard().drop(stream_);
 }
 
+void StreamPace::End() {
+  if (is_paused_) Guard().wake_below(stream_, 0, -1);
+  is_paused_ = false;
+}
+
 bool StreamPace::Look(uint64_t most, int wake_fd, uint64_t now_ns) {
   const uint64_t waiting = Guard().waiting(stream_);
+  const uint64_t taken = Guard().taken == nullptr ? 0 : Guard().taken(stream_);
   if (!is_paused_) {
     if (waiting <= most) return false;
     is_paused_ = true;
     waiting_ = waiting;
+    taken_ = taken;
     since_ns_ = now_ns;
     Guard().wake_below(stream_, most / 2, wake_fd);
   } else if (waiting <= most / 2) {
     is_paused_ = false;
-  } else if (waiting != waiting_) {
+  } else {
     // More may come as well: what the worker had sent before it heard of the pause.
-    if (waiting < waiting_) since_ns_ = now_ns;
+    if (waiting < waiting_ || taken != taken_) since_ns_ = now_ns;
     waiting_ = waiting;
+    taken_ = taken;
   }
   return is_paused_;
 }

@@ -26,6 +26,8 @@ class StreamPace {
   // For how long the caller of a stream that pauses has taken nothing.
   uint64_t stalled_ns(uint64_t now_ns) const { return is_paused_ && now_ns > since_ns_ ? now_ns - since_ns_ : 0; }
   bool is_paused() const { return is_paused_; }
+  // The stream has ended, or its caller has left: it does not pause any more.
+  void End();
 
   bool is_told = false;  // whether the worker knows that it pauses
 
@@ -33,7 +35,8 @@ class StreamPace {
   void* const stream_;
   bool is_paused_ = false;
   uint64_t waiting_ = 0;   // as it was seen last, while it pauses
-  uint64_t since_ns_ = 0;  // when that was seen first
+  uint64_t taken_ = 0;     // likewise, where the guard says it
+  uint64_t since_ns_ = 0;  // when the caller was seen to take something
 };
 
 }  // namespace pytriton

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "../guard/answers/stream_backlog.h"
 #include "check.h"
@@ -34,6 +35,38 @@ void Sums() {
   CHECK(backlog.waiting() == 0);
   backlog.Set(5);
   CHECK(backlog.waiting() == 5);
+}
+
+void WhatIsTakenIsSeen() {
+  StreamBacklog backlog;
+  auto has_taken = [&, last = backlog.taken()]() mutable {
+    const uint64_t before = std::exchange(last, backlog.taken());
+    return before != last;
+  };
+  backlog.Add(kSize);
+  CHECK(!has_taken());
+  // A part of a large response, which waits as before.
+  backlog.NoteWritten(7);
+  CHECK(has_taken() && backlog.waiting() == kSize);
+  backlog.Take(1);
+  CHECK(has_taken());
+  backlog.Set(9);
+  CHECK(!has_taken());
+  backlog.Set(8);
+  CHECK(has_taken());
+}
+
+void NothingWaitsForWhoHasGone() {
+  const int event_fd = eventfd(0, EFD_NONBLOCK);
+  StreamBacklog backlog;
+  for (int i = 0; i < 4; ++i) backlog.Add(kSize);
+  backlog.WakeBelow(kSize, event_fd);
+  backlog.End();
+  CHECK(backlog.waiting() == 0 && IsWoken(event_fd, 0));
+  backlog.Add(kSize);
+  backlog.Take(1);
+  CHECK(backlog.waiting() == 0);
+  close(event_fd);
 }
 
 void TheOneWhoWaitsIsWokenOnce() {
@@ -117,6 +150,8 @@ void AResponseLeadsToItsStream() {
 
 int main() {
   Sums();
+  WhatIsTakenIsSeen();
+  NothingWaitsForWhoHasGone();
   TheOneWhoWaitsIsWokenOnce();
   NoWakeUpIsLost();
   AResponseLeadsToItsStream();

@@ -116,6 +116,11 @@ void CountLeft(const Connection& connection) {
     if (request != nullptr) request->Count(Outcome::kCancelled);
   }
   if (connection.streamed != nullptr) connection.streamed->Count(Outcome::kCancelled);
+  // A model that waits until its caller has taken something would wait for ever.
+  for (const auto& request : connection.unanswered) {
+    if (request != nullptr && request->backlog != nullptr) request->backlog->End();
+  }
+  if (connection.streamed != nullptr && connection.streamed->backlog != nullptr) connection.streamed->backlog->End();
 }
 
 void BeginOutcome(Guard* guard, Connection* connection) {
@@ -169,8 +174,9 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
   if (size > 0 && !status.empty()) OnResponse(guard, connection);
   // An answer to `generate` that goes on has chunks and no backlog.
-  if (connection->streamed != nullptr && connection->streamed->backlog != nullptr && answers.chunks() != chunks) {
-    connection->streamed->backlog->Take(answers.chunks() - chunks);
+  if (connection->streamed != nullptr && connection->streamed->backlog != nullptr && size > 0) {
+    connection->streamed->backlog->NoteWritten(static_cast<uint64_t>(size));
+    if (answers.chunks() != chunks) connection->streamed->backlog->Take(answers.chunks() - chunks);
   }
   return size;
 }

@@ -21,6 +21,7 @@ thread_local Given t_given;
 void StreamBacklog::Add(uint64_t bytes) {
   const uint64_t size = std::max(bytes, kLeast);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_ended_) return;
   sizes_.push_back(size);
   waiting_.fetch_add(size, std::memory_order_seq_cst);
 }
@@ -35,11 +36,22 @@ void StreamBacklog::Take(uint64_t count) {
     }
     waiting_.fetch_sub(size, std::memory_order_seq_cst);
   }
+  NoteWritten(1);
   Wake();
 }
 
 void StreamBacklog::Set(uint64_t bytes) {
-  waiting_.store(bytes, std::memory_order_seq_cst);
+  if (bytes < waiting_.exchange(bytes, std::memory_order_seq_cst)) NoteWritten(1);
+  Wake();
+}
+
+void StreamBacklog::End() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    has_ended_ = true;
+    sizes_.clear();
+    waiting_.store(0, std::memory_order_seq_cst);
+  }
   Wake();
 }
 

@@ -22,8 +22,14 @@ class StreamBacklog {
   void Take(uint64_t count);
   // Of any other: what waits now, in bytes.
   void Set(uint64_t bytes);
+  // So many bytes of a response were written, which is not whole so far.
+  void NoteWritten(uint64_t bytes) { taken_.fetch_add(bytes, std::memory_order_relaxed); }
+  // The caller has gone: nothing waits for it, nor will.
+  void End();
 
   uint64_t waiting() const { return waiting_.load(std::memory_order_seq_cst); }
+  // Changes whenever the caller has taken something.
+  uint64_t taken() const { return taken_.load(std::memory_order_relaxed); }
   // Has an event be written to `event_fd`, once, when no more than `bytes` wait; -1: no more.
   void WakeBelow(uint64_t bytes, int event_fd);
 
@@ -31,8 +37,10 @@ class StreamBacklog {
   void Wake();
 
   std::atomic<uint64_t> waiting_{0};
+  std::atomic<uint64_t> taken_{0};
   std::atomic<bool> is_watched_{false};
   std::mutex mutex_;  // guards everything below
+  bool has_ended_ = false;
   std::deque<uint64_t> sizes_;
   uint64_t below_ = 0;
   int event_fd_ = -1;

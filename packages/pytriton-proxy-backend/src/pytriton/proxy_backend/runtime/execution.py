@@ -21,7 +21,7 @@ from .access import Access
 from .answers import Answers
 from .failures import failure_text, is_cancellation, is_ours, tell_failure
 from .results.alike import AlikeResponses
-from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of
+from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of, stepped
 from .service import Service
 from .statistics import FirstResponses
 from .texts import told_error
@@ -149,7 +149,7 @@ class Execution:
                 self._stream(result)
                 return
             if inspect.isawaitable(result) or inspect.isasyncgen(result):
-                run_async(self._finish_async(result))
+                run_async(self._finish_async(result, is_alone=True))
                 return
             self._result, result = result, None
         self._respond()
@@ -170,14 +170,18 @@ class Execution:
         assert self._batch is not None
         return self._service.infer_func(make_requests(self._batch, self._count, self._request_spans))
 
-    async def _finish_async(self, result: Any) -> None:
+    async def _finish_async(self, result: Any, *, is_alone: bool = False) -> None:
+        """Go on with what the callable returned, on a loop that serves other batches, or none: `is_alone`."""
         if inspect.isasyncgen(result):
-            await self._stream_async(result)
+            await self._stream_async(result, is_alone)
             return
         if inspect.isawaitable(result):
             result = await result
         if inspect.isgenerator(result):
-            self._stream(result)
+            if is_alone or not self._service.model.decoupled:
+                self._stream(result)
+            else:
+                await self._stream_async(stepped(result, self._service.model.name), is_alone)
             return
         self._result = result
         result = None
@@ -201,18 +205,22 @@ class Execution:
             close(results, self._service.model.name)
         self._respond()
 
-    async def _stream_async(self, results: AsyncGenerator[Any, Any]) -> None:
+    async def _stream_async(self, results: AsyncGenerator[Any, Any], is_alone: bool) -> None:
         import asyncio
 
         try:
             if self._service.model.decoupled:
-                turns = Turns(asyncio.get_running_loop(), self._service.pacing, self._number)
+                pacing = None if is_alone else self._service.pacing
+                turns = Turns(asyncio.get_running_loop(), pacing, self._number)
                 while (result := await next_of(results, self._send_kept)) is not NOTHING:
                     self._result = result
                     # Nothing here may refer to the inputs when the responses are sent.
                     result = None
-                    if not self._give(keep=True):
+                    if not self._give(keep=not is_alone):
                         break
+                    if is_alone:
+                        # Nobody else reads the connection.
+                        self._service.wait_taken(self._batch, self._number)
                     # A generator that never waits leaves no room for the others, nor for what its callers say.
                     if turns.is_due():
                         self._send_kept()

@@ -153,6 +153,16 @@ async def close_async(results: AsyncGenerator[Any, Any], model_name: str) -> Non
         _log_close(error, model_name)
 
 
+async def stepped(results: Generator[Any, Any, Any], model_name: str) -> AsyncGenerator[Any, None]:
+    """Step a generator on an event loop, whose other streams go on while its callers take nothing."""
+    try:
+        # In a list: nothing here may refer to a response once it is given.
+        while (given := [next(results, NOTHING)])[0] is not NOTHING:
+            yield given.pop()
+    finally:
+        close(results, model_name)
+
+
 def _log_close(error: Exception, model_name: str) -> None:
     # Its callers have their answers, or get the error that it is closed for.
     logger.warning("model %s: closing the generator failed\n%s", model_name, told_trace(error))
