@@ -5,6 +5,7 @@ import sys
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
 
 import jaxtyping
@@ -153,6 +154,27 @@ def stream(text: str) -> Iterator[str]:
 def misspelt(text: str, times: Optinal[int]) -> str:
     return text
 
+class Answer(TypedDict):
+    size: Size
+
+@model
+def measure(text: str) -> Answer:
+    return {"size": len(text)}
+
+class Wrong(TypedDict):
+    size: Siez
+
+@model
+def mistaken(text: str) -> Wrong:
+    return {"size": len(text)}
+
+class Holder:
+    @model
+    def count(text: str) -> Counted:
+        return {"letters": len(text)}
+
+Size = int
+
 class Counted(TypedDict):
     letters: int
 """
@@ -169,26 +191,32 @@ class Counted(TypedDict):
         ),
     ],
 )
-def test_a_hint_may_name_what_is_defined_later(source: str) -> None:
-    module: dict[str, Any] = {"__name__": "later"}
+def test_a_hint_may_name_what_is_defined_later(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = ModuleType("later")
+    # Where a class looks for what its members name.
+    monkeypatch.setitem(sys.modules, "later", later)
+    module = vars(later)
     exec(source, module)
     for target in (module["count"], module["Counter"], module["Counter"]()):
         signature = get_model_signature(target)
         assert [(it.name, it.dtype) for it in signature.outputs] == [("letters", np.int64)]
         assert get_model_signature(target) is signature
     assert get_model_signature(module["count"]).name == "counter"
+    assert [it.dtype for it in get_model_signature(module["measure"]).outputs] == [np.int64]
+    assert find_signature(module["Holder"]().count) is find_signature(module["Holder"].count)
     assert list(Harness(module["count"]).infer({"text": ["abc"]})["letters"]) == [3]
     # A class that inherits from a model has hints of its own, before and after those of its base were read.
     assert find_signature(module["Bound"]) is None
     for name, where, missing in (
         ("stream", "the result of stream", "Iterator"),
         ("misspelt", "parameter 'times' of misspelt", "Optinal"),
+        ("mistaken", "the result of mistaken", "Siez"),
     ):
         for _ in range(2):
             with pytest.raises(PyTritonBadParameterError) as caught:
                 get_model_signature(module[name])
             text = str(caught.value)
-            assert text.startswith(f"@model: {where} has the hint '{missing}")
+            assert text.startswith(f"@model: {where} has the hint ")
             assert f"name '{missing}' is not defined" in text
             assert "TYPE_CHECKING" in text
 

@@ -126,11 +126,9 @@ def find_signature(func: Any) -> ModelSignature | None:
     # A subclass of a model has hints of its own.
     found = getattr(owner, "__dict__", {}).get(_ATTRIBUTE)
     if found is None and not isinstance(owner, type):
-        owner = type(owner)
-        found = vars(owner).get(_ATTRIBUTE)
+        found = vars(type(owner)).get(_ATTRIBUTE)
     if isinstance(found, SignatureToCome):
-        found = found.read()
-        setattr(owner, _ATTRIBUTE, found)
+        found = found.signature
     return found if isinstance(found, ModelSignature) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 import types
@@ -158,15 +159,20 @@ class ModelSignature:
                 )
 
 
-@dataclass
 class SignatureToCome:
     """The signature of a model whose hints name what was not defined yet when it was decorated.
 
-    Attributes:
+    Args:
         read: Reads it, or raises what is wrong with it.
     """
 
-    read: Callable[[], ModelSignature]
+    def __init__(self, read: Callable[[], ModelSignature]) -> None:
+        self._read = read
+
+    @functools.cached_property
+    def signature(self) -> ModelSignature:
+        """The signature, read when it is first needed."""
+        return self._read()
 
 
 def make_signature(target: Any, *, name: str | None, batched: bool, options: Mapping[str, Any]) -> ModelSignature:
@@ -318,9 +324,11 @@ def _outputs(hint: Any, batched: bool, shown: str, *, decoupled: bool) -> Output
         if hint is tuple or typing.get_origin(hint) is tuple:
             raise rejected(f"the result of {shown}", hint, _SEVERAL)
         return Outputs("value", {OUTPUT: _output(hint, batched, f"the result of {shown}")})
-    members = {
-        name: member for name, member in typing.get_type_hints(hint, include_extras=True).items() if name in names
-    }
+    try:
+        hints = typing.get_type_hints(hint, include_extras=True)
+    except Exception as error:
+        raise rejected(f"the result of {shown}", hint, f"it cannot be read ({error}); {_UNKNOWN}") from error
+    members = {name: member for name, member in hints.items() if name in names}
     if not members:
         raise rejected(f"the result of {shown}", hint, "it has no members, and a model has outputs")
     left_out = set(getattr(hint, "__optional_keys__", ()))
