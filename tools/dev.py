@@ -477,7 +477,9 @@ def matrix(runner: Runner, arguments: Sequence[str]) -> int:
             skipped += run_on(runner, version, interpreter, numpy, tests)
     if newer:
         # The root's compiler makes libraries that this machine cannot load: it has to find them made.
-        prepare(runner)
+        code = prepare(runner)
+        if code != 0:
+            return code
         skipped += matrix_in_root(runner, newer, [*(["--quick"] if options.quick else []), *tests])
     code = runner.finish()
     say_skipped(skipped)

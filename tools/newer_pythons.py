@@ -58,6 +58,9 @@ def reason_against() -> str | None:
         return f"a root of a newer Debian suite takes {', '.join(missing)}, which this machine lacks"
     if not KEYRING.exists():
         return f"a root of a newer Debian suite is checked with {KEYRING}, which this machine lacks"
+    top = Path(__file__).resolve().parts[1]
+    if top in OF_THE_ROOT:
+        return f"a root of a newer Debian suite has a /{top} of its own, in which this checkout is not"
     asked = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "mount", "--make-rprivate", "/"], capture_output=True, check=False
     )

@@ -90,7 +90,13 @@ class LoopWatch:
         self._untold: list[float] = []  # how long it was blocked since then, in seconds
         self._owner = threading.current_thread()
         self._thread = threading.Thread(target=self._run, name=f"pytriton-{model_name}-loop", daemon=True)
-        self._thread.start()
+        self._is_watched = True
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            # Of a system that is short of threads. What only watches a worker must not end it.
+            self._is_watched = False
+            logger.warning("model %s: its event loop is not watched: %s", model_name, error)
 
     def __enter__(self) -> LoopWatch:
         return self
@@ -98,7 +104,8 @@ class LoopWatch:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._came_round.set()
-        self._thread.join()
+        if self._is_watched:
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._ended.wait(_ASK_EVERY_S):
