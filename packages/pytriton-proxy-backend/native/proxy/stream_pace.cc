@@ -16,14 +16,14 @@ struct GuardStreams {
   void (*const announce)(uint64_t, bool) = Find<void (*)(uint64_t, bool)>("pytriton_guard_announce_response");
   void* (*const take)() = Find<void* (*)()>("pytriton_guard_take_stream");
   uint64_t (*const waiting)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_waiting");
-  // An older guard has it not: then a caller takes nothing before a response is written to its end.
   uint64_t (*const taken)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_taken");
   void (*const wake_below)(void*, uint64_t, int) =
       Find<void (*)(void*, uint64_t, int)>("pytriton_guard_wake_below");
   void (*const drop)(void*) = Find<void (*)(void*)>("pytriton_guard_drop_stream");
 
   bool is_there() const {
-    return announce != nullptr && take != nullptr && waiting != nullptr && wake_below != nullptr && drop != nullptr;
+    return announce != nullptr && take != nullptr && waiting != nullptr && taken != nullptr && wake_below != nullptr &&
+           drop != nullptr;
   }
 };
 
@@ -52,21 +52,18 @@ void StreamPace::End() {
 
 bool StreamPace::Look(uint64_t most, int wake_fd, uint64_t now_ns) {
   const uint64_t waiting = Guard().waiting(stream_);
-  const uint64_t taken = Guard().taken == nullptr ? 0 : Guard().taken(stream_);
+  const uint64_t taken = Guard().taken(stream_);
   if (!is_paused_) {
     if (waiting <= most) return false;
     is_paused_ = true;
-    waiting_ = waiting;
     taken_ = taken;
     since_ns_ = now_ns;
     Guard().wake_below(stream_, most / 2, wake_fd);
   } else if (waiting <= most / 2) {
     is_paused_ = false;
-  } else {
-    // More may come as well: what the worker had sent before it heard of the pause.
-    if (waiting < waiting_ || taken != taken_) since_ns_ = now_ns;
-    waiting_ = waiting;
+  } else if (taken != taken_) {
     taken_ = taken;
+    since_ns_ = now_ns;
   }
   return is_paused_;
 }

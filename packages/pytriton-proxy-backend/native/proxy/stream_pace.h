@@ -34,9 +34,8 @@ class StreamPace {
  private:
   void* const stream_;
   bool is_paused_ = false;
-  uint64_t waiting_ = 0;   // as it was seen last, while it pauses
-  uint64_t taken_ = 0;     // likewise, where the guard says it
-  uint64_t since_ns_ = 0;  // when the caller was seen to take something
+  uint64_t taken_ = 0;     // as it was seen last, while it pauses
+  uint64_t since_ns_ = 0;  // when that was seen first
 };
 
 }  // namespace pytriton

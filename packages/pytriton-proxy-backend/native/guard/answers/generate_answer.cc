@@ -11,7 +11,7 @@ bool FindRows(std::string_view name, const int64_t* shape, uint64_t dims_count, 
     if (shape[i] < 0 || __builtin_mul_overflow(row_size, static_cast<uint64_t>(shape[i]), &row_size)) return false;
   }
   if (row_size == 1) return false;
-  *rows = {std::string(name), static_cast<uint64_t>(shape[0]), row_size};
+  *rows = {std::string(name), samples, row_size};
   return true;
 }
 

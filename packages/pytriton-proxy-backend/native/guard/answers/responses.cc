@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -112,15 +113,14 @@ void OnResponse(Guard* guard, Connection* connection) {
 }  // namespace
 
 void CountLeft(const Connection& connection) {
-  for (const auto& request : connection.unanswered) {
-    if (request != nullptr) request->Count(Outcome::kCancelled);
-  }
-  if (connection.streamed != nullptr) connection.streamed->Count(Outcome::kCancelled);
-  // A model that waits until its caller has taken something would wait for ever.
-  for (const auto& request : connection.unanswered) {
-    if (request != nullptr && request->backlog != nullptr) request->backlog->End();
-  }
-  if (connection.streamed != nullptr && connection.streamed->backlog != nullptr) connection.streamed->backlog->End();
+  const auto leave = [](const std::shared_ptr<RequestOutcome>& request) {
+    if (request == nullptr) return;
+    request->Count(Outcome::kCancelled);
+    // A model that waits until its caller has taken something would wait for ever.
+    if (request->backlog != nullptr) request->backlog->End();
+  };
+  std::for_each(connection.unanswered.begin(), connection.unanswered.end(), leave);
+  leave(connection.streamed);
 }
 
 void BeginOutcome(Guard* guard, Connection* connection) {
