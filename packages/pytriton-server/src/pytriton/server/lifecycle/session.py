@@ -1,9 +1,10 @@
 """`Session`: a server with models from start to end; `ServerSession`: one run of a tritonserver of our own."""
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -239,8 +240,7 @@ class ServerSession:
         After an error, the running one goes on.
         """
         replacement = Replacement(self._server, self._deployment, self.files, self._workspace, config, server_dir)
-        self.readiness.stop()
-        with self._server.being_replaced():
+        with self._unwatched(), self._server.being_replaced():
             try:
                 replacement.start()
                 replacement.stand_by(timeout_s, cancelled)
@@ -249,8 +249,6 @@ class ServerSession:
                 replacement.adopt()
             except BaseException as error:
                 replacement.put_back(cancelled)
-                if self.is_running:
-                    self.readiness.start(self._server.control)
                 misfit = find_misfit(error, replacement.binary, replacement.started, "The running one goes on. ")
                 if misfit is not None:
                     raise misfit from error
@@ -260,14 +258,21 @@ class ServerSession:
             try:
                 replacement.take_over()
                 self._wait_served(timeout_s, cancelled)
-            except BaseException:
-                # The new server goes on, and is to be watched as any other.
-                if self.is_running:
-                    self.readiness.start(self._server.control)
-                raise
             finally:
                 replacement.finish(cancelled)
         logger.info("The server was replaced by process %s.", replacement.process.pid)
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Do not watch the workers in this block, which begins to watch them anew; after an error that is done here."""
+        self.readiness.stop()
+        try:
+            yield
+        except BaseException:
+            # Whichever server goes on.
+            if self.is_running:
+                self.readiness.start(self._server.control)
+            raise
 
     def claim(self, model: WorkerService) -> None:
         """Do nothing: the names of a server of our own are ours."""
