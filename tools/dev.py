@@ -457,7 +457,7 @@ def quick_matrix(runner: Runner, there: Mapping[str, Path], newer: Sequence[str]
             skipped += run_on(runner, version, there[version], numpy, tests, title=", quick tests", sources=True)
     if newer:
         # Types are not checked there, where packages are missing.
-        skipped += matrix_in_root(runner, newer, ["--quick"])
+        matrix_in_root(runner, newer, ["--quick"])
     return skipped
 
 
@@ -480,7 +480,7 @@ def matrix(runner: Runner, arguments: Sequence[str]) -> int:
         code = prepare(runner)
         if code != 0:
             return code
-        skipped += matrix_in_root(runner, newer, [*(["--quick"] if options.quick else []), *tests])
+        matrix_in_root(runner, newer, [*(["--quick"] if options.quick else []), *tests])
     code = runner.finish()
     say_skipped(skipped)
     return code
@@ -515,7 +515,7 @@ def matrix_pythons(versions: Sequence[str] | None = None) -> tuple[dict[str, Pat
     return there, newer, lines
 
 
-def matrix_in_root(runner: Runner, versions: Sequence[str], arguments: Sequence[str]) -> list[str]:
+def matrix_in_root(runner: Runner, versions: Sequence[str], arguments: Sequence[str]) -> None:
     """Run the matrix of some versions with the interpreters of the root; it prints what it skips itself."""
     first = newer_pythons.interpreter(versions[-1])
     command = [str(first), str(Path(__file__).resolve()), "matrix", *(f"--python={each}" for each in versions)]
@@ -526,7 +526,6 @@ def matrix_in_root(runner: Runner, versions: Sequence[str], arguments: Sequence[
         newer_pythons.inside(NEWER_PYTHONS, *command, *arguments, folder=ROOT),
         {"PATH": path},
     )
-    return []
 
 
 def run_on(

@@ -29,8 +29,10 @@ ENVIRONMENTS = "usr/local/lib/pythons"
 OF_THE_ROOT = frozenset({"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys"})
 OF_THE_ROOT |= {"usr", "var"}
 # How names are found, who is trusted, and where packages come from, is this machine's matter.
-SETTINGS = ("resolv.conf", "hosts", "passwd", "group", "pip.conf", "xdg/pip/pip.conf", "xdg/pip/constraints.txt")
-CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+SETTINGS = (
+    *("resolv.conf", "hosts", "passwd", "group", "ssl/certs/ca-certificates.crt"),
+    *("pip.conf", "xdg/pip/pip.conf", "xdg/pip/constraints.txt"),
+)
 # The shell stays process 1 of its own namespaces: it reaps what others leave behind, and nothing outlives it.
 ENTER = """
 set -eu
@@ -96,9 +98,9 @@ def make(root: Path) -> None:
             fresh = Path(scratch) / "root"
             command = ["debootstrap", "--variant=minbase", f"--keyring={KEYRING}", f"--include={','.join(PACKAGES)}"]
             # An older debootstrap does not know the suite by its name; it is made as every newer one is.
-            _say([*command, SUITE, str(fresh), mirror(), "/usr/share/debootstrap/scripts/sid"])
+            _run([*command, SUITE, str(fresh), mirror(), "/usr/share/debootstrap/scripts/sid"])
             for version in VERSIONS:
-                _say(inside(fresh, f"python{version}", "-m", "venv", f"/{ENVIRONMENTS}/{version}", folder=Path("/")))
+                _run(inside(fresh, f"python{version}", "-m", "venv", f"/{ENVIRONMENTS}/{version}", folder=Path("/")))
             try:
                 fresh.rename(root)
             except OSError:
@@ -120,7 +122,7 @@ def inside(root: Path, *command: str, folder: Path) -> list[str]:
         *command: What is to run there.
         folder: Its current folder, the same here and there.
     """
-    for name in (*SETTINGS, *([CERTIFICATES.removeprefix("etc/")] if Path("/", CERTIFICATES).exists() else [])):
+    for name in SETTINGS:
         mine, its = Path("/etc", name), root / "etc" / name
         if mine.exists():
             its.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ def inside(root: Path, *command: str, folder: Path) -> list[str]:
     return [*enter, str(root), str(folder), " ".join(shown), *command]
 
 
-def _say(command: list[str]) -> None:
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stdout.splitlines()[-5:])

@@ -181,7 +181,7 @@ class Execution:
             if is_alone or not self._service.model.decoupled:
                 self._stream(result)
             else:
-                await self._stream_async(stepped(result, self._service.model.name), is_alone)
+                await self._stream_async(stepped(result, self._service.model.name), is_alone=False)
             return
         self._result = result
         result = None

@@ -90,12 +90,10 @@ class LoopWatch:
         self._untold: list[float] = []  # how long it was blocked since then, in seconds
         self._owner = threading.current_thread()
         self._thread = threading.Thread(target=self._run, name=f"pytriton-{model_name}-loop", daemon=True)
-        self._is_watched = True
         try:
             self._thread.start()
         except RuntimeError as error:
             # Of a system that is short of threads. What only watches a worker must not end it.
-            self._is_watched = False
             logger.warning("model %s: its event loop is not watched: %s", model_name, error)
 
     def __enter__(self) -> LoopWatch:
@@ -104,7 +102,7 @@ class LoopWatch:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._came_round.set()
-        if self._is_watched:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
