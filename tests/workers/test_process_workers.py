@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
-import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,8 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pytriton.decorators
-import pytriton.proxy_backend
 from pytriton.client import DecoupledModelClient
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonUnrecoverableError, PyTritonValidationError
 from pytriton.model_config import ModelConfig
@@ -30,6 +26,7 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError, TritonWorkerError
 from support import process_models
 from support.callables import X, Y
+from support.faults.interpreters import make_interpreter
 from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
@@ -165,14 +162,7 @@ def test_the_warm_up_runs_in_the_process(triton: Triton, bind: Callable[..., Non
 def test_another_interpreter_needs_neither_server_nor_client(
     triton: Triton, bind: Callable[..., None], tmp_path: Path
 ) -> None:
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
-    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
-    sources = {Path(str(module.__file__)).parents[2] for module in (pytriton.decorators, pytriton.proxy_backend)}
-    (site / "sources.pth").write_text("\n".join(map(str, sources)))
-    for name in ("numpy", "wrapt", "zmq", "typing_inspect", "typing_extensions", "mypy_extensions"):
-        for entry in Path(sysconfig.get_path("purelib")).glob(f"{name}*"):
-            (site / entry.name).symlink_to(entry)
+    python = make_interpreter(tmp_path / "env")
     (tmp_path / "own.py").write_text(
         "import sys\n"
         "from pytriton.decorators import batch\n"

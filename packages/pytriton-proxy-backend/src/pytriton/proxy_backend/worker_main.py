@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import ProxyBackendError, TargetError
-from .process.messages import FORMAT, LineReader, WorkerJob
+from .errors import AttachError, ProxyBackendError, TargetError
+from .process.messages import FORMAT, JobRefusedError, LineReader, WorkerJob
 from .process.metrics import MetricsReport
 from .process.sender import MessageSender
 from .runtime.records import RecordHandler
@@ -94,7 +94,8 @@ class _Child:
             return run_host(fields, self)
         except BaseException as error:
             # What the model has raised, where that is what it is about.
-            self._fail("load", error, format_trace(error.__cause__ or error))
+            stage = "refused" if isinstance(error, JobRefusedError) else "load"
+            self._fail(stage, error, format_trace(error.__cause__ or error))
             return 1
 
     def _work(self, job_text: str) -> int:
@@ -148,7 +149,7 @@ class _Child:
             return 0
         except BaseException as error:
             # SystemExit and KeyboardInterrupt of a factory end this worker like any other error.
-            self._fail(stage, error)
+            self._fail("refused" if isinstance(error, JobRefusedError) else stage, error)
             return 1
         finally:
             if close_tracer is not None:
@@ -198,7 +199,9 @@ class _Child:
         has_ended = worker.stop(0.0 if timeout_s is None else timeout_s)
         self._metrics.tell(at_once=True)
         if worker.error is not None:
-            self._fail("worker" if _is_warm(worker) else "warm-up", worker.error)
+            # Whatever may get better, the worker has tried again by itself.
+            is_refused = isinstance(worker.error, AttachError)
+            self._fail("warm-up" if not _is_warm(worker) else "refused" if is_refused else "worker", worker.error)
             return False
         if not has_ended:
             # The callable is cut off in the middle, so nothing of this process is worth waiting for.

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytriton.proxy_backend import ProtocolError, TargetError
 from pytriton.proxy_backend.process.messages import (
+    JobRefusedError,
     LineReader,
     PythonModelJob,
     PythonModelServing,
@@ -81,8 +84,28 @@ def test_a_job_is_what_it_was() -> None:
     job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n", args=[1, "a"], kwargs={"b": [None]})
     assert WorkerJob.from_text(job.to_text()).kwargs == {"b": [None]}
     text = json.dumps({**json.loads(job.to_text()), "format": 99})
-    with pytest.raises(ProtocolError, match="expected a job of format 3, got 99"):
+    with pytest.raises(JobRefusedError, match="expected a job of format 3, received 99"):
         WorkerJob.from_text(text)
+
+
+def test_an_older_worker_is_asked_only_for_what_it_has_to_know() -> None:
+    job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n", log_level=10)
+    asked = json.loads(job.to_text())
+    # What has its default is what a version without the field does.
+    assert asked == {"format": 3, "target": "m:f", "model": "{}", "endpoint": "/e", "name": "n", "log_level": 10}
+    assert WorkerJob.from_text(job.to_text()) == job
+
+
+@given(st.sets(st.text("abcdef", min_size=1), max_size=3))
+def test_what_a_newer_parent_asks_for_besides_is_refused_by_name(more: set[str]) -> None:
+    job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n")
+    text = json.dumps({**json.loads(job.to_text()), **dict.fromkeys(more, 1)})
+    if not more:
+        assert WorkerJob.from_text(text) == job
+        return
+    with pytest.raises(JobRefusedError) as caught:
+        WorkerJob.from_text(text)
+    assert f"asks for {', '.join(sorted(more))}, which" in str(caught.value)
 
 
 @pytest.mark.parametrize("serve", [None, PythonModelServing(args={"model_version": "1"}, endpoint="/e", name="n")])
@@ -98,8 +121,10 @@ def test_a_job_of_a_python_model_is_what_it_was(serve: PythonModelServing | None
     )
     fields = json.loads(job.to_text())["python_model"]
     assert PythonModelJob.from_fields(fields) == job
-    with pytest.raises(ProtocolError, match="the job of a Python model cannot be read"):
+    with pytest.raises(JobRefusedError, match="the job asks for more, which"):
         PythonModelJob.from_fields({**fields, "more": 1})
+    with pytest.raises(ProtocolError, match="the job of a Python model cannot be read"):
+        PythonModelJob.from_fields({"model_name": "m"})
     assert job.endpoint == ("" if serve is None else "/e")
 
 

@@ -93,21 +93,51 @@ def missing_in(launch: Launch) -> str:
     """Return what an interpreter lacks to run a worker, as a clause; empty if unknown."""
     python = launch.command()[0]
     try:
-        told = subprocess.run(
-            [python, "-c", _PROBE],
-            env=launch.variables(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-        ).stdout.decode(errors="replace")
+        told = _ask(launch, _PROBE)
     except subprocess.CalledProcessError as error:
         told = f"a Python interpreter|a program that ends with exit code {error.returncode}"
     except (OSError, subprocess.SubprocessError) as error:
         told = f"a Python interpreter|{error}"
     expected, _, received = told.strip().partition("|")
     return f"{python}: expected {expected}, received {received}" if expected else ""
+
+
+_DISTRIBUTION = "pytriton-proxy-backend"
+_VERSION = f"from importlib.metadata import version; print(version({_DISTRIBUTION!r}))"
+
+
+def installed_version() -> str:
+    """Return the version of this distribution; empty if it is not installed, but only found on the path."""
+    # Not at the top: this is asked for when something is wrong.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return ""
+
+
+def installed_in(launch: Launch) -> str:
+    """Return the version of this distribution that an interpreter has; empty if that cannot be found out."""
+    try:
+        told = _ask(launch, _VERSION)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return told.strip()
+
+
+def _ask(launch: Launch, program: str) -> str:
+    """Run a program with the interpreter of a worker process, and return what it prints."""
+    done = subprocess.run(
+        [launch.command()[0], "-c", program],
+        env=launch.variables(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=_PROBE_TIMEOUT_S,
+        check=True,
+    )
+    return done.stdout.decode(errors="replace")
 
 
 StartProcess = Callable[[Launch, int, int, str], StartedProcess]

@@ -18,11 +18,16 @@ metrics     value, first, last: a part of what its code has registered with prom
 alive       nothing: sent every second
 record      a record of the log, see `runtime.records`; lost: how many before it were left out
 cut         nothing: the proxy backend has closed the connection, and the callable is still busy
-failed      stage ("load", "warm-up", "worker", "unrecoverable"), error, text, traceback: the last but for done
+failed      stage ("load", "warm-up", "worker", "refused", "unrecoverable"), error, text, traceback: the last but for
+            done; "refused" is what no other process of the same job could do, such as a protocol of another version
 done        nothing: it has detached, and the interpreter ends
 =========== ================================================================================================
 
 The parent sends `stop` with timeout_s, and after `configured` `serve`, with the fields of `PythonModelServing`.
+
+Parent and child may have different versions of this package as long as FORMAT is the same. A new field of a job has a
+default, which is what earlier versions did, and a field that has it is not sent: so an older child does all that it
+knows, and refuses a job that asks for more. Whatever else changes takes a new FORMAT.
 """
 
 from __future__ import annotations
@@ -30,13 +35,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any
 
 from ..errors import ProtocolError
 
 FORMAT = 3
 MAX_LINE_BYTES = 1 << 20
+
+
+class JobRefusedError(ProtocolError):
+    """A job is for another version of this package; the text says which, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +80,24 @@ class WorkerJob:
 
     def to_text(self) -> str:
         """Return the job as the child reads it."""
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps({"format": FORMAT, **_asked(self)})
 
     @classmethod
     def from_text(cls, text: str) -> WorkerJob:
-        """Read a job."""
-        fields = json.loads(text)
-        found = fields.pop("format", None)
-        if found != FORMAT:
-            raise ProtocolError(
-                f"expected a job of format {FORMAT}, got {found!r}: the interpreter of the worker process and that of "
-                "its parent must have the same version of pytriton-proxy-backend"
+        """Read a job.
+
+        Raises:
+            JobRefusedError: If it has another format, or a field that this version does not know.
+        """
+        found = json.loads(text)
+        format_ = found.pop("format", None)
+        if format_ != FORMAT:
+            raise JobRefusedError(
+                f"expected a job of format {FORMAT}, received {format_!r}: the interpreter of the worker process and "
+                "that of its parent must have the same version of pytriton-proxy-backend"
             )
-        return cls(**fields)
+        _check_known(cls, found)
+        return cls(**found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +146,45 @@ class PythonModelJob:
 
     def to_text(self) -> str:
         """Return the job as the child reads it."""
-        return json.dumps({"format": FORMAT, "python_model": asdict(self)})
+        return json.dumps({"format": FORMAT, "python_model": _asked(self)})
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> PythonModelJob:
-        """Read the fields under `python_model` in a job."""
+    def from_fields(cls, found: Mapping[str, Any]) -> PythonModelJob:
+        """Read the fields under `python_model` in a job.
+
+        Raises:
+            JobRefusedError: If it has a field that this version does not know.
+            ProtocolError: If one is missing.
+        """
+        _check_known(cls, found)
         try:
-            serve = fields.get("serve")
-            return cls(**{**fields, "serve": None if serve is None else PythonModelServing(**serve)})
+            serve = found.get("serve")
+            return cls(**{**found, "serve": None if serve is None else PythonModelServing(**serve)})
         except TypeError as error:
             raise ProtocolError(f"the job of a Python model cannot be read: {error}") from error
 
 
 Job = WorkerJob | PythonModelJob
 """The job of a worker process."""
+
+
+def _asked(job: Job) -> dict[str, Any]:
+    """Return the fields of a job, without those that have their default: an older version may not know them."""
+    values = asdict(job)
+    return {each.name: values[each.name] for each in fields(job) if getattr(job, each.name) != _default(each)}
+
+
+def _default(described: Field[Any]) -> object:
+    return described.default if described.default_factory is MISSING else described.default_factory()
+
+
+def _check_known(job: type[Job], found: Mapping[str, Any]) -> None:
+    unknown = sorted(found.keys() - {each.name for each in fields(job)})
+    if unknown:
+        raise JobRefusedError(
+            f"the job asks for {', '.join(unknown)}, which the worker's version of pytriton-proxy-backend does not "
+            "know: install the version of the parent's interpreter in that of the worker process"
+        )
 
 
 def encode_message(kind: str, **fields: object) -> bytes:

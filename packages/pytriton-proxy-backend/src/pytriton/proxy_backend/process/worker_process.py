@@ -18,9 +18,17 @@ from ..system.processes import describe_exit, quote_lines
 from ..system.shortage import explain
 from ..system.threads import call_safely
 from ..worker.loading import is_loading
-from .child import ChildProcess, Launch, StartProcess, missing_in, start_process
+from .child import (
+    ChildProcess,
+    Launch,
+    StartProcess,
+    installed_in,
+    installed_version,
+    missing_in,
+    start_process,
+)
 from .log import WORKER_LOGGER
-from .messages import FORMAT, Job
+from .messages import FORMAT, Job, JobRefusedError
 from .metrics import GATHERED, ReceivedMetrics
 
 logger = logging.getLogger(__name__)
@@ -56,7 +64,7 @@ class WorkerProcess:
     """Serves one model version with one callable, in a process of its own. Used as a `Worker` is.
 
     A process that ends by itself is started again after 0.1 s, then after twice the time, and so on up to 5 s. One that
-    does not come up the first time, or raises an unrecoverable error, is not.
+    does not come up the first time, raises an unrecoverable error, or is refused, as one of another version, is not.
 
     States: new --start()--> starting --> attached --crash--> waiting --> starting ... --stop(), or given up--> ended
     """
@@ -237,7 +245,9 @@ class WorkerProcess:
             if self._on_unrecoverable is not None:
                 self._on_unrecoverable(str(self._failure.get("text", "")))
             return
-        trace = "" if self._failure is None else str(self._failure.get("traceback", "")).rstrip()
+        # Of a refusal the text says all.
+        failure = self._failure if self._failure is not None and self._failure.get("stage") != "refused" else {}
+        trace = str(failure.get("traceback", "")).rstrip()
         call_safely(logger.error, "%s%s", error, trace and f"\n{trace}")
         if self._on_given_up is not None:
             self._on_given_up(error)
@@ -347,10 +357,9 @@ class WorkerProcess:
         if kind == "hello":
             self._has_greeted = True
             if message.get("format") != FORMAT:
-                raise ProtocolError(
-                    f"{self._label} speaks format {message.get('format')!r}, expected {FORMAT}: install the same "
-                    "version of pytriton-proxy-backend for its interpreter"
-                )
+                text = f"expected messages of format {FORMAT} from it, received {message.get('format')!r}"
+                self._failure = {"stage": "refused", "text": text}
+                raise JobRefusedError(text)
             logger.debug("%s: pid %s, Python %s", self._label, message.get("pid"), message.get("python"))
         elif kind == "failed":
             self._failure = message
@@ -379,6 +388,8 @@ class WorkerProcess:
             ended = f"{what or 'it ended'}: {failure.get('text')}"
             if failure.get("stage") == "unrecoverable":
                 return self._refusal(ended, child)
+            if failure.get("stage") == "refused" and self._is_final:
+                return self._refusal(f"was refused: {failure.get('text')}{self._versions()}", child)
         if not self._was_ready:
             if child is not None and (child.exit_code or 0) > 0 and not self._has_greeted:
                 missing = missing_in(self._launch)
@@ -407,6 +418,19 @@ class WorkerProcess:
         with self._changed:
             self._changed.wait_for(lambda: self._stop_deadline is not None, delay_s)
         return None
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether a refusal ends it: one that served before, and is never given up, waits for somebody to mend it."""
+        return not self._was_attached or self._limits.max_crashes is not None
+
+    def _versions(self) -> str:
+        """Return which version is here and which one its interpreter has, as a sentence; empty if they are the same."""
+        ours, theirs = installed_version(), installed_in(self._launch)
+        if ours == theirs:
+            return ""
+        python = self._launch.command()[0]
+        return f". {python} has pytriton-proxy-backend {theirs or 'without a version'}, its parent {ours or 'none'}"
 
     def _refusal(self, text: str, child: ChildProcess | None = None, *, quoted: bool = False) -> WorkerProcessError:
         lines = () if child is None else child.log_tail

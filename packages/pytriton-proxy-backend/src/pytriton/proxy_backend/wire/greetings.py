@@ -173,10 +173,11 @@ def parse_answer(packet: Buffer) -> Welcome:
     max_in_flight, capabilities, model_flags, text_length, model_version, budget, idle_ms, timeout_ms = fields[5:]
     text = bytes(packet[_TEXT : _TEXT + text_length]).decode("utf-8", "replace")
     if version[0] != layout.MAJOR:
+        # It mostly says the same.
+        told = "" if not text or (_shown(version) in text and _shown(_OURS) in text) else f" (it says: {text})"
         raise VersionMismatchError(
             f"this worker speaks protocol {_shown(_OURS)}, the proxy backend {_shown(version)}: the major versions "
-            f"must agree. Install the same version of pytriton-proxy-backend for both"
-            + (f" (it says: {text})" if text else ""),
+            f"must agree. Install the same version of pytriton-proxy-backend for both{told}",
             ours=_OURS,
             theirs=version,
         )
