@@ -18,7 +18,8 @@ from pytriton.triton import ProcessWorker, Triton
 from support.callables import X, Y
 from support.faults.raw_http import ask_ahead, connect
 from support.http import call
-from support.serving import local_config, running, short_home
+from support.processes import resident_bytes
+from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S
 
 Three = Annotated[NDArray[np.float32], Shape(3)]
@@ -92,6 +93,18 @@ def count(to: int, fails: bool = False) -> Iterator[int]:
         raise ValueError(f"{to} are enough")
 
 
+HAS_ENDED = threading.Event()
+
+
+@model
+def endless(text: str) -> Iterator[str]:
+    try:
+        while True:
+            yield text * 100_000
+    finally:
+        HAS_ENDED.set()
+
+
 HAS_BEGUN, MAY_END = threading.Event(), threading.Event()
 
 
@@ -108,7 +121,7 @@ READERS = ("requests_themselves", "with_context", "asks")
 @pytest.fixture(scope="module")
 def served() -> Iterator[Triton]:
     triton = Triton(config=local_config())
-    for function in (shout, twice, say, repeat, both, nothing, count, held):
+    for function in (shout, twice, say, repeat, both, nothing, count, endless, held):
         triton.bind(function)
     triton.bind("in_a_process", ProcessWorker(shout))
     for name, infer in (
@@ -265,16 +278,35 @@ def test_outputs_of_several_samples_in_a_stream_are_flat(served: Triton) -> None
 @pytest.mark.parametrize(("body", "status", "told"), [
     ({"to": 1}, 200, ""),
     ({"to": 0}, 400, "the model 'count' gave no response, and generate takes one: ask /v2/models/count/generate_"),
-    ({"to": 3}, 400, "the model 'count' gave 3 responses, and generate takes one"),
+    ({"to": 3}, 400, "the model 'count' gave more than one response, and generate takes one"),
     ({"to": 0, "fails": True}, 500, "0 are enough"),
     ({"to": 1, "fails": True}, 500, "1 are enough"),
-    ({"to": 3, "fails": True}, 500, "3 are enough"),
+    ({"to": 3, "fails": True}, 400, "the model 'count' gave more than one response, and generate takes one"),
 ])  # fmt: skip
 def test_a_stream_that_is_asked_for_one_answer(served: Triton, body: dict[str, Any], status: int, told: str) -> None:
     got, answer = post(served, "count/generate", body)
     assert got == status, answer
     assert told in answer.get("error", "")
     assert answer.get("output") == (0 if status == 200 else None)
+
+
+def test_a_stream_without_an_end_that_is_asked_for_one_answer_is_ended(served: Triton) -> None:
+    pid = server_pid(served)
+    before = resident_bytes(pid)
+    for _ in range(3):
+        HAS_ENDED.clear()
+        got, answer = post(served, "endless/generate", {"text": "abcdefgh"})
+        assert (got, HAS_ENDED.wait(PATIENCE_S)) == (400, True)
+        assert (
+            "more than one response, and generate takes one: ask /v2/models/endless/generate_stream" in answer["error"]
+        )
+    # A worker may have sent 64 MiB before it hears of the end; nothing of it is kept.
+    assert resident_bytes(pid) - before < 256 << 20
+    assert post(served, "endless/generate", {"txet": "a"})[0] == 400
+    assert post(served, "say/generate", {"text": "a"}) == (
+        200,
+        {"model_name": "say", "model_version": "1", "output": "a"},
+    )
 
 
 @pytest.mark.parametrize("behind", ["HEAD /v2/health/live HTTP/1.1\r\n\r\n", "NO REQUEST\r\n\r\n"])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +20,7 @@ from pytriton.proxy.types import Request
 from pytriton.proxy_backend.protocol.worker import WorkerProtocol
 from pytriton.triton import Triton
 from support.callables import X
+from support.processes import resident_bytes
 from support.serving import local_config, running, server_pid
 from support.waiting import PATIENCE_S, eventually
 
@@ -121,10 +120,6 @@ def is_paused(name: str) -> bool:
     return any(hasattr(each, "welcome") and each.welcome.model_name == name and each.paused for each in protocols)
 
 
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
 class HttpCaller:
     """Reads the events of `generate_stream` from a socket, when asked to."""
 
@@ -163,17 +158,19 @@ class GrpcCaller:
 
     def __init__(self, triton: Triton, name: str, value: int) -> None:
         self._channel = grpc.insecure_channel(str(triton.grpc_url).removeprefix("grpc://"))
-        request = service_pb2.ModelInferRequest(model_name=name)
+        request = self.request(name)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
         tensor.contents.fp32_contents.append(value)
         self._call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer(iter([request]))
+
+    def request(self, name: str) -> service_pb2.ModelInferRequest:
+        return service_pb2.ModelInferRequest(model_name=name)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for response in self._call:
             if response.error_message:
                 yield {"error": response.error_message}
-            else:
-                raw = response.infer_response.raw_output_contents
+            elif raw := response.infer_response.raw_output_contents:
                 yield {"y": np.frombuffer(raw[0], np.float32).tolist()}
 
     def close(self) -> None:
@@ -181,7 +178,16 @@ class GrpcCaller:
         self._channel.close()
 
 
-CALLERS = {"http": HttpCaller, "grpc": GrpcCaller}
+class ForwardedCaller(GrpcCaller):
+    """One whose request goes on to Triton's own front end."""
+
+    def request(self, name: str) -> service_pb2.ModelInferRequest:
+        request = super().request(name)
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        return request
+
+
+CALLERS = {"http": HttpCaller, "grpc": GrpcCaller, "forwarded": ForwardedCaller}
 
 
 @pytest.fixture(params=list(CALLERS))
@@ -229,13 +235,32 @@ def test_a_caller_who_reads_nothing_is_told_why_its_stream_has_ended(triton: Tri
         assert given[name] < COUNT
         *rows, last = caller.rows()
         assert [found["y"][0] for found in rows] == list(range(len(rows)))
-        assert "the caller has taken nothing of the stream for 200 ms" in last["error"]
+        assert f"the caller has taken less than {BACKLOG // 16} bytes of the stream in 200 ms" in last["error"]
         assert "stream_stall_timeout_s" in last["error"]
     finally:
         caller.close()
     # Its worker serves the next one.
     with DecoupledModelClient(str(triton.grpc_url), name) as client:
         assert [answer["y"][0] for answer in client.infer_sample(np.array([3], np.float32))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["hasty", "hasty_sync"])
+def test_a_caller_who_trickles_is_one_who_reads_nothing(triton: Triton, caller_of: Any, name: str) -> None:
+    caller = caller_of(triton, name, COUNT)
+    try:
+        rows = caller.rows()
+        eventually(lambda: is_paused(name))
+        last: dict[str, Any] = {}
+        while not ended:
+            last = next(rows)
+            # Twice and more within the time, and never as much as it takes.
+            time.sleep(0.07)
+        assert given[name] < COUNT
+        for row in rows:
+            last = row
+        assert "bytes of the stream in 200 ms" in last["error"]
+    finally:
+        caller.close()
 
 
 def test_a_model_may_have_no_bound(triton: Triton) -> None:

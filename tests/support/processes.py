@@ -74,6 +74,11 @@ def stop(pid: int) -> None:
     eventually(lambda: all(_stat(thread).rpartition(")")[2].split()[0] == "T" for thread in threads.iterdir()))
 
 
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
 def is_running(pid: int) -> bool:
     """Return whether there is a process, one that only waits to be reaped left out."""
     try:

@@ -100,6 +100,8 @@ void Slot::OnMessage(Message message) {
   }
   call_->SendMessage(std::move(message));
   guard::GivenResponse::Note(call_->body_.backlog);
+  // Of a request that went on it was given to Triton's own front end before.
+  if (outcome_ != nullptr && outcome_->backlog != nullptr) outcome_->backlog->Pass(1);
   // The one message of ModelInfer goes with its status.
   if (call_->kind_ == Call::Kind::kStreamInfer) call_->connection_->Flush(&lock);
 }
@@ -272,6 +274,7 @@ void Call::OnClosed() {
   ForgetTimer();
   CancelAll(guard::Outcome::kCancelled);
   body_.Clear();
+  if (body_.backlog != nullptr) body_.backlog->End();
 }
 
 void Call::ForgetTimer() {
@@ -405,6 +408,7 @@ void Call::Forward(const Chunk& message, const std::shared_ptr<Slot>& slot) {
   ForwardedCall call{path_, {}, std::string(kPrefixSize, '\0')};
   WritePrefix(call.body.data(), message.size);
   call.body.append(message.data.get(), message.size);
+  if (slot->outcome_ != nullptr) slot->outcome_->backlog = body_.backlog;
   auto running = service_->forwarded->Mark(&call.body, slot->outcome_);
   bool is_unwanted = false;
   {

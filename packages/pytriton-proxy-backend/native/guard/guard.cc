@@ -453,8 +453,8 @@ EXPORT uint64_t pytriton_guard_stream_waiting(const void* stream) {
   return (*static_cast<const std::shared_ptr<StreamBacklog>*>(stream))->waiting();
 }
 
-EXPORT uint64_t pytriton_guard_stream_taken(const void* stream) {
-  return (*static_cast<const std::shared_ptr<StreamBacklog>*>(stream))->taken();
+EXPORT uint64_t pytriton_guard_stream_taken_bytes(void* stream) {
+  return (*static_cast<std::shared_ptr<StreamBacklog>*>(stream))->SeeTaken();
 }
 
 EXPORT void pytriton_guard_wake_below(void* stream, uint64_t bytes, int event_fd) {

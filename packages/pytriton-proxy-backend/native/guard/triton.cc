@@ -22,6 +22,7 @@ void FindTritonFunctions() {
   Find(&g_triton.delete_error, "TRITONSERVER_ErrorDelete");
   Find(&g_triton.error_code, "TRITONSERVER_ErrorCode");
   Find(&g_triton.error_text, "TRITONSERVER_ErrorMessage");
+  Find(&g_triton.delete_response, "TRITONSERVER_InferenceResponseDelete");
   Find(&g_triton.response_error, "TRITONSERVER_InferenceResponseError");
   Find(&g_triton.properties, "TRITONSERVER_ServerModelTransactionProperties");
   Find(&g_triton.batch_properties, "TRITONSERVER_ServerModelBatchProperties");

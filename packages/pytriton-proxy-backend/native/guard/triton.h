@@ -27,6 +27,7 @@ struct TritonFunctions {
   void (*delete_error)(TRITONSERVER_Error* error);
   int (*error_code)(TRITONSERVER_Error* error);
   const char* (*error_text)(TRITONSERVER_Error* error);
+  TRITONSERVER_Error* (*delete_response)(TRITONSERVER_InferenceResponse* response);
   TRITONSERVER_Error* (*response_error)(TRITONSERVER_InferenceResponse* response);
   TRITONSERVER_Error* (*to_json)(TRITONSERVER_Message* message, const char** text, size_t* size);
   TRITONSERVER_Error* (*delete_message)(TRITONSERVER_Message* message);

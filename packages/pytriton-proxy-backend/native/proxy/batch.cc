@@ -919,12 +919,13 @@ bool Batch::is_paused() const {
 }
 
 void Batch::EndStalled(
-    uint64_t limit_ns, uint64_t now_ns, const std::string& text, const std::function<void(uint32_t)>& cancelled) {
+    uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text,
+    const std::function<void(uint32_t)>& cancelled) {
   bool is_any = false;
   for (uint32_t i = 0; i < size(); ++i) {
     Item& item = items_[i];
     if (!item.open || item.cancelled || item.pace == nullptr || item.pace->stalled_ns(now_ns) < limit_ns) continue;
-    SendError(item, TRITONSERVER_ERROR_CANCELLED, text);
+    SendError(item, TRITONSERVER_ERROR_CANCELLED, text());
     item.open = item.success = false;
     item.given_up = true;
     item.cancelled = is_any = true;

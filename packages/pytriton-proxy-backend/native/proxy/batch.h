@@ -79,9 +79,9 @@ class Batch {
   void LookAtPaces(uint64_t most_waiting, int wake_fd, uint64_t now_ns, const std::function<bool(uint32_t, bool)>& tell);
   // Whether a stream of it pauses, so that nothing is to be expected of the worker.
   bool is_paused() const;
-  // Ends the streams whose callers have taken nothing for `limit_ns`, with an error: calls `cancelled(request)` once for
-  // each.
-  void EndStalled(uint64_t limit_ns, uint64_t now_ns, const std::string& text, const std::function<void(uint32_t)>& cancelled);
+  // Ends the streams that are stalled for `limit_ns`, with an error: calls `cancelled(request)` once for each.
+  void EndStalled(uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text,
+                  const std::function<void(uint32_t)>& cancelled);
   // Makes it one that was never sent, with a number of its own.
   void StartAgain(uint64_t id);
 

@@ -663,11 +663,13 @@ bool Connection::EndStalledLocked(uint64_t now_ns, std::string* error) {
     PaceLocked(batch, now_ns, error);
     if (!error->empty()) return false;
     if (settings_.stream_stall_timeout_ms == 0 || !batch->is_paused()) continue;
-    const std::string text =
-        "model '" + model_.name + "' version " + std::to_string(model_.version) + ": the caller has taken nothing of the " +
-        "stream for " + std::to_string(settings_.stream_stall_timeout_ms) + " ms, while more than " +
-        std::to_string(settings_.stream_backlog_bytes) + " bytes waited for it, so the stream was ended. Read responses " +
-        "as they come, or have the model wait longer: stream_stall_timeout_s";
+    const auto text = [this] {
+      return "model '" + model_.name + "' version " + std::to_string(model_.version) + ": the caller has taken less than " +
+             std::to_string(StreamPace::LeastTaken(settings_.stream_backlog_bytes)) + " bytes of the stream in " +
+             std::to_string(settings_.stream_stall_timeout_ms) + " ms, while more than half of " +
+             std::to_string(settings_.stream_backlog_bytes) + " waited for it, so the stream was ended. Read responses " +
+             "as they come, or have the model wait longer: stream_stall_timeout_s";
+    };
     batch->EndStalled(settings_.stream_stall_timeout_ms * 1000000u, now_ns, text,
                       [&](uint32_t request) { SendCancelLocked(batch, request, error); });
     if (!error->empty()) return false;

@@ -32,7 +32,7 @@ struct Settings {
   uint64_t cache_bytes = 0u;
   // how many bytes of a stream may wait for its caller, each response counting 1 KiB at least, before its callable is not asked for more; 0: any number
   uint64_t stream_backlog_bytes = 4194304u;
-  // how long a caller may take nothing of a stream of which so much waits, in milliseconds; then the stream ends with an error; 0: as long as it stays connected
+  // how long a caller may take less than a sixteenth of that (256 KiB at most) of a stream that waits for it, in milliseconds; then the stream ends with an error; 0: as long as it stays connected
   uint64_t stream_stall_timeout_ms = 60000u;
   // whether no worker reads the parameters of requests, so that a name in a request to `generate` that is no input is a mistake
   bool ignores_parameters = false;

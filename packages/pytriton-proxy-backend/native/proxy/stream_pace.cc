@@ -16,7 +16,7 @@ struct GuardStreams {
   void (*const announce)(uint64_t, bool) = Find<void (*)(uint64_t, bool)>("pytriton_guard_announce_response");
   void* (*const take)() = Find<void* (*)()>("pytriton_guard_take_stream");
   uint64_t (*const waiting)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_waiting");
-  uint64_t (*const taken)(const void*) = Find<uint64_t (*)(const void*)>("pytriton_guard_stream_taken");
+  uint64_t (*const taken)(void*) = Find<uint64_t (*)(void*)>("pytriton_guard_stream_taken_bytes");
   void (*const wake_below)(void*, uint64_t, int) =
       Find<void (*)(void*, uint64_t, int)>("pytriton_guard_wake_below");
   void (*const drop)(void*) = Find<void (*)(void*)>("pytriton_guard_drop_stream");
@@ -52,16 +52,15 @@ void StreamPace::End() {
 
 bool StreamPace::Look(uint64_t most, int wake_fd, uint64_t now_ns) {
   const uint64_t waiting = Guard().waiting(stream_);
-  const uint64_t taken = Guard().taken(stream_);
   if (!is_paused_) {
     if (waiting <= most) return false;
     is_paused_ = true;
-    taken_ = taken;
+    taken_ = Guard().taken(stream_);
     since_ns_ = now_ns;
     Guard().wake_below(stream_, most / 2, wake_fd);
   } else if (waiting <= most / 2) {
     is_paused_ = false;
-  } else if (taken != taken_) {
+  } else if (const uint64_t taken = Guard().taken(stream_); taken - taken_ >= LeastTaken(most)) {
     taken_ = taken;
     since_ns_ = now_ns;
   }

@@ -2,6 +2,7 @@
 // its front ends have been given, and what they have written to the caller.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace pytriton {
@@ -20,10 +21,14 @@ class StreamPace {
   StreamPace(const StreamPace&) = delete;
   StreamPace& operator=(const StreamPace&) = delete;
 
+  // What the caller of a stream that pauses has to take within the time in which it would be stalled else. A pause ends when
+  // it has taken half of `most`: so none lasts longer than that time by as many times as this goes into that half.
+  static uint64_t LeastTaken(uint64_t most) { return std::clamp<uint64_t>(most / 16, 1, 256 * 1024); }
+
   // Looks how much waits for the caller: above `most` bytes the stream pauses, until half of that is left. Then something
   // is written to `wake_fd`, an event. Returns whether it pauses.
   bool Look(uint64_t most, int wake_fd, uint64_t now_ns);
-  // For how long the caller of a stream that pauses has taken nothing.
+  // For how long the caller of a stream that pauses has not taken enough.
   uint64_t stalled_ns(uint64_t now_ns) const { return is_paused_ && now_ns > since_ns_ ? now_ns - since_ns_ : 0; }
   bool is_paused() const { return is_paused_; }
   // The stream has ended, or its caller has left: it does not pause any more.
@@ -34,8 +39,8 @@ class StreamPace {
  private:
   void* const stream_;
   bool is_paused_ = false;
-  uint64_t taken_ = 0;     // as it was seen last, while it pauses
-  uint64_t since_ns_ = 0;  // when that was seen first
+  uint64_t taken_ = 0;     // of the stream, when it began to pause or its caller had taken enough
+  uint64_t since_ns_ = 0;  // when that was
 };
 
 }  // namespace pytriton

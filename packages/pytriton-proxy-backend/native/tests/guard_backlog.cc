@@ -1,10 +1,13 @@
 // What waits for the caller of a stream: sums, and that whoever waits for less of it is woken in any order of events.
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -28,32 +31,85 @@ void Sums() {
   backlog.Add(1);
   CHECK(backlog.waiting() == StreamBacklog::kLeast);
   backlog.Add(kSize);
-  backlog.Take(1);
+  backlog.Write(9, 1);
   CHECK(backlog.waiting() == kSize);
   // A front end may write what was not announced.
-  backlog.Take(7);
+  backlog.Write(9, 7);
   CHECK(backlog.waiting() == 0);
-  backlog.Set(5);
+  backlog.Hold(5);
   CHECK(backlog.waiting() == 5);
+  // What one front end was given, and hands on to the other.
+  backlog.Add(kSize);
+  CHECK(backlog.waiting() == kSize + 5);
+  backlog.Hold(7);
+  backlog.Pass(2);
+  CHECK(backlog.waiting() == 7 && backlog.SeeTaken() == StreamBacklog::kLeast + kSize);
 }
 
 void WhatIsTakenIsSeen() {
   StreamBacklog backlog;
-  auto has_taken = [&, last = backlog.taken()]() mutable {
-    const uint64_t before = std::exchange(last, backlog.taken());
-    return before != last;
-  };
-  backlog.Add(kSize);
-  CHECK(!has_taken());
-  // A part of a large response, which waits as before.
-  backlog.NoteWritten(7);
-  CHECK(has_taken() && backlog.waiting() == kSize);
-  backlog.Take(1);
-  CHECK(has_taken());
-  backlog.Set(9);
-  CHECK(!has_taken());
-  backlog.Set(8);
-  CHECK(has_taken());
+  const uint64_t large = 10 * kSize;
+  backlog.Add(large);
+  backlog.Add(1);
+  CHECK(backlog.SeeTaken() == 0);
+  // A part of a large response, which waits as before; no more of it than it counts.
+  backlog.Write(7, 0);
+  CHECK(backlog.SeeTaken() == 7 && backlog.waiting() == large + StreamBacklog::kLeast);
+  backlog.Write(2 * large, 0);
+  CHECK(backlog.SeeTaken() == large);
+  backlog.Write(5, 1);
+  CHECK(backlog.SeeTaken() == large && backlog.waiting() == StreamBacklog::kLeast);
+  backlog.Write(5, 1);
+  CHECK(backlog.SeeTaken() == large + StreamBacklog::kLeast);
+  backlog.Write(5, 0);
+  CHECK(backlog.SeeTaken() == large + StreamBacklog::kLeast);
+  backlog.Hold(9);
+  CHECK(backlog.SeeTaken() == large + StreamBacklog::kLeast);
+  backlog.Hold(8);
+  CHECK(backlog.SeeTaken() == large + StreamBacklog::kLeast + 1);
+}
+
+// What the system has not handed to the caller's is not taken, and what a caller takes of that is seen.
+void BuffersOfTheSystemDoNotHideTheCaller() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  CHECK(bind(listener, any, size) == 0 && listen(listener, 1) == 0 && getsockname(listener, any, &size) == 0);
+  const int caller = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int least = 1;
+  CHECK(setsockopt(caller, SOL_SOCKET, SO_RCVBUF, &least, sizeof(least)) == 0 && connect(caller, any, size) == 0);
+  const int server = accept(listener, nullptr, nullptr);
+  const std::string text(StreamBacklog::kLeast, 'x');
+  StreamBacklog backlog;
+  uint64_t given = 0;
+  while (send(server, text.data(), text.size(), MSG_DONTWAIT) == static_cast<ssize_t>(text.size())) {
+    backlog.Add(text.size());
+    backlog.Write(text.size(), 1);
+    given += text.size();
+  }
+  CHECK(backlog.SeeTaken() == given);
+  StreamBacklog seen;
+  seen.Add(given);
+  seen.SetSocket(server);
+  seen.Write(given, 1);
+  CHECK(backlog.waiting() == 0 && seen.waiting() == 0);
+  const uint64_t before = seen.SeeTaken();
+  CHECK(before < given / 2);
+  // Nothing is written meanwhile.
+  std::string read(1 << 16, 0);
+  for (uint64_t taken = 0; taken < given;) {
+    const ssize_t part = recv(caller, read.data(), read.size(), 0);
+    CHECK(part > 0);
+    taken += static_cast<uint64_t>(part);
+    CHECK(seen.SeeTaken() >= before);
+  }
+  CHECK(seen.SeeTaken() > before);
+  seen.End();
+  CHECK(seen.SeeTaken() == given);
+  for (const int fd : {listener, caller, server}) close(fd);
 }
 
 void NothingWaitsForWhoHasGone() {
@@ -64,7 +120,7 @@ void NothingWaitsForWhoHasGone() {
   backlog.End();
   CHECK(backlog.waiting() == 0 && IsWoken(event_fd, 0));
   backlog.Add(kSize);
-  backlog.Take(1);
+  backlog.Write(9, 1);
   CHECK(backlog.waiting() == 0);
   close(event_fd);
 }
@@ -74,13 +130,13 @@ void TheOneWhoWaitsIsWokenOnce() {
   StreamBacklog backlog;
   for (int i = 0; i < 4; ++i) backlog.Add(kSize);
   backlog.WakeBelow(2 * kSize, event_fd);
-  backlog.Take(1);
+  backlog.Write(9, 1);
   CHECK(!IsWoken(event_fd, 0));
-  backlog.Take(1);
+  backlog.Write(9, 1);
   CHECK(IsWoken(event_fd, 0));
   uint64_t count = 0;
   CHECK(read(event_fd, &count, sizeof(count)) == sizeof(count) && count == 1);
-  backlog.Take(1);
+  backlog.Write(9, 1);
   CHECK(!IsWoken(event_fd, 0));
   // What was taken before counts as well.
   backlog.WakeBelow(kSize, event_fd);
@@ -88,7 +144,7 @@ void TheOneWhoWaitsIsWokenOnce() {
   backlog.Add(kSize);
   backlog.WakeBelow(0, event_fd);
   backlog.WakeBelow(0, -1);
-  backlog.Take(9);
+  backlog.Write(9, 9);
   CHECK(!IsWoken(event_fd, 0));
   close(event_fd);
 }
@@ -105,9 +161,9 @@ void NoWakeUpIsLost() {
       uint64_t count;
       CHECK(read(go_fd, &count, sizeof(count)) == sizeof(count));
       if (round % 2 == 0) {
-        backlog.Take(3);
+        backlog.Write(9, 3);
       } else {
-        backlog.Set(0);
+        backlog.Hold(0);
       }
     }
   });
@@ -115,7 +171,7 @@ void NoWakeUpIsLost() {
     if (round % 2 == 0) {
       for (int i = 0; i < 3; ++i) backlog.Add(kSize);
     } else {
-      backlog.Set(3 * kSize);
+      backlog.Hold(3 * kSize);
     }
     const uint64_t one = 1;
     CHECK(write(go_fd, &one, sizeof(one)) == sizeof(one));
@@ -151,6 +207,7 @@ void AResponseLeadsToItsStream() {
 int main() {
   Sums();
   WhatIsTakenIsSeen();
+  BuffersOfTheSystemDoNotHideTheCaller();
   NothingWaitsForWhoHasGone();
   TheOneWhoWaitsIsWokenOnce();
   NoWakeUpIsLost();

@@ -192,15 +192,21 @@ void CheckFindRows() {
 void CheckResponses() {
   GenerateResponses responses("m", 0, true);
   CHECK(responses.FindError().find("gave no response") != std::string::npos);
-  responses.Add({});
-  CHECK(responses.FindError().empty());
-  responses.Add({});
-  CHECK(responses.FindError().find("gave 2 responses") != std::string::npos);
-  responses.AddError("first");
-  responses.AddError("second");
-  CHECK(responses.FindError() == "first");
+  CHECK(responses.Add({}) && responses.FindError().empty());
+  // It was ended for the second, which is no error of its own.
+  CHECK(!responses.Add({}) && !responses.Add({}));
+  responses.AddError("cancelled");
+  CHECK(responses.FindError().find("gave more than one response") != std::string::npos);
+  GenerateResponses failed("m", 0, true);
+  CHECK(failed.Add({}));
+  failed.AddError("first");
+  failed.AddError("second");
+  CHECK(failed.FindError() == "first");
+  // Of others Triton itself says when there are several.
+  GenerateResponses whole("m", 2, false);
+  CHECK(whole.Add({}) && whole.Add({}));
   GenerateResponses silent("m", 0, true);
-  silent.Add({});
+  CHECK(silent.Add({}));
   silent.AddError("");
   CHECK(!silent.FindError().empty());
 }

@@ -178,6 +178,10 @@ def test_guard_backlog(sanitizer: str, compile_native: Callable[..., Path], run_
     run_program(compile_native("guard_backlog.cc", ["../guard/answers/stream_backlog.cc"], sanitizer))
 
 
+def test_stream_pace(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("stream_pace.cc", ["stream_pace.cc"], "memory"))
+
+
 def test_guard_ends_an_orphan_that_heeds_no_signal(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:

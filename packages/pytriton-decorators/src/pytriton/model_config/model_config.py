@@ -65,8 +65,8 @@ class ModelConfig:
     """How many bytes of a stream may wait for a caller who reads slowly, each response counting 1 KiB at least. Then
     the generator is not asked for more until half of that was taken. 0 lets any number wait."""
     stream_stall_timeout_s: float | None = 60.0
-    """How long a caller may take nothing of a stream of which so much waits, in seconds; then the stream ends with an
-    error. None waits as long as the caller stays connected."""
+    """How long a caller may take less than a sixteenth of that (256 KiB at most) of a stream that waits for it, in
+    seconds; then the stream ends with an error. None waits as long as the caller stays connected."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Entries of `parameters` in Triton's configuration of the model, by name. Everybody who asks the server for the

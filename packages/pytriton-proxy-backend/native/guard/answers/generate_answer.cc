@@ -82,10 +82,11 @@ void JsonRows::OnByte(char byte, std::string* out) {
   out->push_back(byte);
 }
 
-void GenerateResponses::Add(std::vector<OutputRows> rows) {
+bool GenerateResponses::Add(std::vector<OutputRows> rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++count_;
+  if (++count_ > 1 && is_decoupled_) return false;
   rows_ = std::move(rows);
+  return true;
 }
 
 void GenerateResponses::AddError(std::string_view error) {
@@ -100,9 +101,9 @@ std::vector<OutputRows> GenerateResponses::rows() const {
 
 std::string GenerateResponses::FindError() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!error_.empty()) return error_;
+  if (count_ < 2 && !error_.empty()) return error_;
   if (count_ == 1) return "";
-  return "the model '" + model_ + "' gave " + (count_ == 0 ? "no response" : std::to_string(count_) + " responses") +
+  return "the model '" + model_ + "' gave " + (count_ == 0 ? "no response" : "more than one response") +
          ", and generate takes one: ask /v2/models/" + model_ + "/generate_stream for all of them";
 }
 

@@ -1,5 +1,6 @@
 // What the front end's answers to `generate` lack: an output of several samples is divided by them, and a decoupled model
-// that fails after its first response, or has not exactly one, is answered with a status that says so.
+// that fails after its first response, or has not exactly one, is answered with a status that says so. It gets no second
+// one: the front end would keep all of them until the last, for an answer that is none.
 //
 // The front end writes an output as one flat list, whatever its shape. And it begins its answer with the first response of
 // a model, long before it knows how the request ends.
@@ -59,10 +60,11 @@ class GenerateResponses {
   uint64_t samples() const { return samples_; }
   bool is_decoupled() const { return is_decoupled_; }
 
-  void Add(std::vector<OutputRows> rows);
+  // False for one behind the first of a decoupled model: nobody wants it, nor any other.
+  bool Add(std::vector<OutputRows> rows);
   void AddError(std::string_view error);
 
-  // Of the last response.
+  // Of the response.
   std::vector<OutputRows> rows() const;
   // Why the answer is no answer to `generate`, in words; empty where it is one.
   std::string FindError() const;

@@ -97,7 +97,7 @@ ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int c
   return size;
 }
 
-void OnResponse(Guard* guard, Connection* connection) {
+void OnResponse(Guard* guard, Connection* connection, int fd) {
   auto& request = connection->unanswered.front();
   // The texts of a request serve its error alone, which has been made by now, and are not charged any more.
   if (request != nullptr) request->generate.reset();
@@ -105,6 +105,7 @@ void OnResponse(Guard* guard, Connection* connection) {
   const bool goes_on =
       request != nullptr && (request->is_stream || (request->responses != nullptr && request->responses->is_decoupled()));
   connection->streamed = goes_on ? std::move(request) : nullptr;
+  if (connection->streamed != nullptr && connection->streamed->backlog != nullptr) connection->streamed->backlog->SetSocket(fd);
   connection->unanswered.erase(connection->unanswered.begin());
   StopAwaiting(guard, connection);
   if (connection->scan.complete() && !connection->awaits_response()) ReleaseMemory(guard, connection);
@@ -172,11 +173,10 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
   if (size > 0 && static_cast<size_t>(size) < most) answers.Feed(parts, static_cast<size_t>(size));
   if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
-  if (size > 0 && !status.empty()) OnResponse(guard, connection);
+  if (size > 0 && !status.empty()) OnResponse(guard, connection, fd);
   // An answer to `generate` that goes on has chunks and no backlog.
   if (connection->streamed != nullptr && connection->streamed->backlog != nullptr && size > 0) {
-    connection->streamed->backlog->NoteWritten(static_cast<uint64_t>(size));
-    if (answers.chunks() != chunks) connection->streamed->backlog->Take(answers.chunks() - chunks);
+    connection->streamed->backlog->Write(static_cast<uint64_t>(size), answers.chunks() - chunks);
   }
   return size;
 }

@@ -1,5 +1,7 @@
 #include "stream_backlog.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,36 +25,81 @@ void StreamBacklog::Add(uint64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (has_ended_) return;
   sizes_.push_back(size);
-  waiting_.fetch_add(size, std::memory_order_seq_cst);
+  given_.fetch_add(size, std::memory_order_seq_cst);
 }
 
-void StreamBacklog::Take(uint64_t count) {
+// With the lock.
+uint64_t StreamBacklog::Pop(uint64_t count) {
+  uint64_t size = 0;
+  for (; count > 0 && !sizes_.empty(); --count) {
+    size += sizes_.front();
+    sizes_.pop_front();
+  }
+  given_.fetch_sub(size, std::memory_order_seq_cst);
+  return size;
+}
+
+void StreamBacklog::Write(uint64_t bytes, uint64_t count) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t size = 0;
-    for (; count > 0 && !sizes_.empty(); --count) {
-      size += sizes_.front();
-      sizes_.pop_front();
+    written_ += bytes;
+    if (const uint64_t size = Pop(count); size > 0) taken_ += size - std::exchange(of_front_, 0);
+    // A part of a large response, which waits as before.
+    if (count == 0 && !sizes_.empty()) {
+      const uint64_t part = std::min(bytes, sizes_.front() - of_front_);
+      taken_ += part;
+      of_front_ += part;
     }
-    waiting_.fetch_sub(size, std::memory_order_seq_cst);
   }
-  NoteWritten(1);
+  if (count > 0) Wake();
+}
+
+void StreamBacklog::Pass(uint64_t count) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Pop(count);
+  }
   Wake();
 }
 
-void StreamBacklog::Set(uint64_t bytes) {
-  if (bytes < waiting_.exchange(bytes, std::memory_order_seq_cst)) NoteWritten(1);
+void StreamBacklog::Hold(uint64_t bytes) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (has_ended_) return;
+    const uint64_t before = held_.exchange(bytes, std::memory_order_seq_cst);
+    if (bytes < before) taken_ += before - bytes;
+  }
   Wake();
+}
+
+void StreamBacklog::SetSocket(int fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  fd_ = fd;
 }
 
 void StreamBacklog::End() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     has_ended_ = true;
+    fd_ = -1;
     sizes_.clear();
-    waiting_.store(0, std::memory_order_seq_cst);
+    given_.store(0, std::memory_order_seq_cst);
+    held_.store(0, std::memory_order_seq_cst);
   }
   Wake();
+}
+
+uint64_t StreamBacklog::SeeTaken() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t taken = taken_;
+  int unsent = 0;
+  // As large for its bytes on the way as all that was written.
+  if (fd_ >= 0 && written_ > 0 && ioctl(fd_, SIOCOUTQ, &unsent) == 0 && unsent > 0) {
+    const double share = static_cast<double>(unsent) / static_cast<double>(written_);
+    taken -= static_cast<uint64_t>(std::min(share, 1.0) * static_cast<double>(taken));
+  }
+  seen_ = std::max(seen_, taken);
+  return seen_;
 }
 
 void StreamBacklog::WakeBelow(uint64_t bytes, int event_fd) {

@@ -2,6 +2,8 @@
 //
 // A front end keeps responses for a caller who reads slowly, without a limit. Backends of ours ask here how much that is,
 // and do not go on with a stream before its caller has taken most of it: see ../proxy/stream_pace.h.
+//
+// All is counted in bytes of responses as a backend gives them, each with `kLeast` at least.
 #pragma once
 
 #include <atomic>
@@ -17,31 +19,41 @@ class StreamBacklog {
   // A response, of whatever size, takes at least so much: objects of the server, and what is around it on the wire.
   static constexpr uint64_t kLeast = 1024;
 
-  // Of a front end that writes responses in their order, each in one piece: one was given to it; so many were written.
+  // A response was given to the front end, which writes them in their order.
   void Add(uint64_t bytes);
-  void Take(uint64_t count);
-  // Of any other: what waits now, in bytes.
-  void Set(uint64_t bytes);
-  // So many bytes of a response were written, which is not whole so far.
-  void NoteWritten(uint64_t bytes) { taken_.fetch_add(bytes, std::memory_order_relaxed); }
+  // Of one that writes them to the caller's socket: so many bytes were written, with which so many responses are whole.
+  void Write(uint64_t bytes, uint64_t count);
+  // Of one that hands them on to another, which tells what it holds for the caller, in bytes: so many came to that.
+  void Pass(uint64_t count);
+  void Hold(uint64_t bytes);
+  // The socket, by which is seen what of the written bytes has left the system; until `End`. -1: nobody's.
+  void SetSocket(int fd);
   // The caller has gone: nothing waits for it, nor will.
   void End();
 
-  uint64_t waiting() const { return waiting_.load(std::memory_order_seq_cst); }
-  // Changes whenever the caller has taken something.
-  uint64_t taken() const { return taken_.load(std::memory_order_relaxed); }
+  uint64_t waiting() const {
+    return given_.load(std::memory_order_seq_cst) + held_.load(std::memory_order_seq_cst);
+  }
+  // How much the caller has taken since the begin. What is in the buffers of the system's socket is not among it.
+  uint64_t SeeTaken();
   // Has an event be written to `event_fd`, once, when no more than `bytes` wait; -1: no more.
   void WakeBelow(uint64_t bytes, int event_fd);
 
  private:
+  uint64_t Pop(uint64_t count);
   void Wake();
 
-  std::atomic<uint64_t> waiting_{0};
-  std::atomic<uint64_t> taken_{0};
+  std::atomic<uint64_t> given_{0};
+  std::atomic<uint64_t> held_{0};
   std::atomic<bool> is_watched_{false};
   std::mutex mutex_;  // guards everything below
   bool has_ended_ = false;
-  std::deque<uint64_t> sizes_;
+  std::deque<uint64_t> sizes_;  // of what was given and is not whole with the caller
+  uint64_t taken_ = 0;
+  uint64_t of_front_ = 0;  // how much of the first of `sizes_` is among it
+  uint64_t written_ = 0;   // bytes, as they were written
+  uint64_t seen_ = 0;      // what `SeeTaken` has said
+  int fd_ = -1;
   uint64_t below_ = 0;
   int event_fd_ = -1;
 };

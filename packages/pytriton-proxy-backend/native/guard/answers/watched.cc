@@ -21,6 +21,8 @@ struct WatchedResponses {
   void (*next)(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user);
   void* user;
   std::shared_ptr<RequestOutcome> request;
+  const TRITONSERVER_InferenceRequest* made;
+  int connection;  // over HTTP; -1: over gRPC
 };
 
 // The response callback of a request that this thread makes, until it is handed to Triton: what stands in front of it.
@@ -80,6 +82,13 @@ void ExpectResponses(TRITONSERVER_Server* server, const TRITONSERVER_InferenceRe
   request->responses = std::make_unique<GenerateResponses>(generate.model, samples, is_decoupled);
 }
 
+// One that nobody takes, nor any that follows: the model is to end.
+void DropResponse(const WatchedResponses& watched, TRITONSERVER_InferenceResponse* response) {
+  watched.request->Note(Outcome::kInvalid);
+  IsError(g_triton.delete_response(response));
+  if (Guard* const guard = Active(); guard != nullptr) guard->callers.OnLeave(watched.made, watched.connection);
+}
+
 void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user) {
   auto* const watched = static_cast<WatchedResponses*>(user);
   const bool is_final = (flags & kFinal) != 0;
@@ -88,7 +97,11 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
   TRITONSERVER_Error* const error = response == nullptr ? nullptr : g_triton.response_error(response);
   if (response != nullptr && error == nullptr && request->responses != nullptr) {
     GenerateResponses& responses = *request->responses;
-    responses.Add(RowsOf(response, responses.samples()));
+    if (!responses.Add(RowsOf(response, responses.samples())) && g_triton.delete_response != nullptr) {
+      DropResponse(*watched, response);
+      if (!is_final) return;
+      response = nullptr;
+    }
   }
   if (error != nullptr) {
     NoteError(request, error);
@@ -129,7 +142,8 @@ TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_Infere
   Guard* const guard = Active();
   auto outcome = guard == nullptr ? nullptr : FindOutcome(guard, request);
   if (outcome == nullptr) return next(request, allocator, allocator_user, on_response, user);
-  auto watched = std::make_unique<WatchedResponses>(WatchedResponses{on_response, user, std::move(outcome)});
+  auto watched = std::make_unique<WatchedResponses>(
+      WatchedResponses{on_response, user, std::move(outcome), request, t_paused});
   TRITONSERVER_Error* const error = next(request, allocator, allocator_user, OnWatchedResponse, watched.get());
   if (error != nullptr) return error;
   // Of one that was not handed to Triton after all nobody will hear.

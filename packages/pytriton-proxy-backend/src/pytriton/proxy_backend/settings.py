@@ -65,8 +65,8 @@ class ProxySettings(ServingSettings):
     stream_stall_timeout_s: Annotated[
         float | None,
         Setting(
-            "how long a caller may take nothing of a stream of which so much waits, in seconds; then the stream ends "
-            "with an error",
+            "how long a caller may take less than a sixteenth of that (256 KiB at most) of a stream that waits for it, "
+            "in seconds; then the stream ends with an error",
             minimum=0.001,
             maximum=LONGEST_S,
             unset="as long as it stays connected",
