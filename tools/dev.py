@@ -553,6 +553,8 @@ def run_on(
 
 def build(runner: Runner, arguments: Sequence[str]) -> int:
     """Build the sdist of every distribution, and of that the wheel, into `dist/` or the folder that is given."""
+    if any(argument.startswith("-") for argument in arguments):
+        raise DevError(f"build takes a folder, got {' '.join(arguments)}.")
     target = ROOT.joinpath(*arguments or ["dist"])
     with tempfile.TemporaryDirectory(dir=TOOLS) as sources, tempfile.TemporaryDirectory(dir=TOOLS) as made_here:
         code = runner.hatch("build", "--all", "--target", "sdist", made_here)
@@ -691,7 +693,11 @@ def reference(runner: Runner, arguments: Sequence[str]) -> int:
 def pictures(runner: Runner, _arguments: Sequence[str]) -> int:
     """Take the pictures of docs/ anew: of the console and of terminals, with Chromium. Wants the ports 8000 to 8003."""
     extra = {"PYTRITON_TEST_SCREENSHOTS": str(ROOT / "docs")}
-    tests = ("tests/server/test_console.py", "tests/command_line/test_first_hour.py")
+    tests = (
+        "tests/server/test_console.py",
+        "tests/command_line/test_first_hour.py",
+        "tests/command_line/test_recipes.py",
+    )
     return prepare(runner) or runner.hatch("run", "--", "pytest", "-rP", *tests, extra=extra)
 
 

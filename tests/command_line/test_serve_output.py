@@ -77,7 +77,7 @@ def test_a_terminal_shows_what_is_served_and_nothing_else(folder: Path, level: s
         lines = terminal.wait_for(STOP).splitlines()
         patterns = (
             r"The access token is in \S+, where this user's pytriton finds it: pytriton models http://127\.0\.0\.1:\d+",
-            r"shout\(text: BYTES\[1\]\) -> output: BYTES\[1\]; ready, max_batch_size=8, 1 thread",
+            r"shout\(text: str as BYTES\[1\]\) -> output: str as BYTES\[1\]; ready, max_batch_size=8, 1 thread",
             r"HTTP    http://127\.0\.0\.1:\d+",
             r"gRPC    grpc://127\.0\.0\.1:\d+",
             r"metrics http://127\.0\.0\.1:\d+/metrics",
@@ -97,7 +97,7 @@ def test_a_terminal_shows_what_is_served_and_nothing_else(folder: Path, level: s
 def test_a_script_at_a_terminal_shows_the_same(folder: Path) -> None:
     with short_home(), at_terminal([sys.executable, "app.py"], folder) as terminal:
         lines = terminal.wait_for(STOP).splitlines()
-        assert lines[0].startswith("shout(text: BYTES[1]) -> output: BYTES[1]; ready, ")
+        assert lines[0].startswith("shout(text: str as BYTES[1]) -> output: str as BYTES[1]; ready, ")
         assert call(terminal.shown)["output"] == "HELLO"
         terminal.press(CTRL_C)
         assert terminal.wait_ended() == 0

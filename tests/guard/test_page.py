@@ -75,6 +75,7 @@ def test_a_page_for_browsers(served: Triton, path: str) -> None:
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert all(f"<h2>{name}</h2>" in page for name in ("odd", "shout", "spell", "total"))
     assert "evil" not in page
+    assert "<td>times</td><td>int</td><td>INT64[1]</td>" in page
     assert f"http://localhost:{str(served.http_url).rpartition(':')[2]}</span>" in page
     assert "127.0.0.1" not in page
     scripts = re.findall("<script[^>]*>(.*?)</script>", page)
@@ -104,10 +105,10 @@ def test_json_for_programs(served: Triton) -> None:
         "versions": ["1"],
         "ready": True,
         "inputs": [
-            {"name": "text", "datatype": "BYTES", "shape": [1]},
-            {"name": "times", "datatype": "INT64", "shape": [1], "optional": True},
+            {"name": "text", "datatype": "BYTES", "shape": [1], "hint": "str"},
+            {"name": "times", "datatype": "INT64", "shape": [1], "hint": "int", "optional": True},
         ],
-        "outputs": [{"name": "output", "datatype": "BYTES", "shape": [1]}],
+        "outputs": [{"name": "output", "datatype": "BYTES", "shape": [1], "hint": "str"}],
         "path": "/v2/models/shout/generate",
         "example": {"text": "hello"},
     }

@@ -225,6 +225,10 @@ def test_texts_and_files_and_errors(page: str, browser: Browser, tmp_path: Path)
         browser.wait_text(".c-curl", lambda shown, text=text: json.dumps(text) in shown)  # type: ignore[misc]
         browser.click(".c-call")
         browser.wait_text(".c-answer", lambda shown, text=text: f"size: {len(text)}\n" in shown)  # type: ignore[misc]
+    # What may be left out is sent once somebody writes it.
+    assert '"times"' not in browser.text(".c-curl")
+    browser.write(".c-field:nth-child(2) textarea", "3")
+    browser.wait_text(".c-curl", lambda shown: '"times": 3' in shown)
     browser.write(".c-field textarea", "bad")
     browser.click(".c-call")
     assert "this file is <b>bad</b>" in browser.wait_text(".c-error", bool)

@@ -14,7 +14,7 @@ import pytest
 
 from pytriton import inprocess
 from pytriton.client import DecoupledModelClient, FuturesModelClient, ModelClient
-from pytriton.client.exceptions import PyTritonClientInferenceServerError
+from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 from pytriton.decorators import Shape, TritonContext, batch, get_model_signature, model, triton_context
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
@@ -49,6 +49,44 @@ def test_a_model_is_called_by_the_names_of_its_function(triton: Triton, name: st
         config = client.model_config
         assert (config.max_batch_size, config.inputs[0].name, config.outputs[0].name) == (64, "logits", "output")
     assert softmax(LOGITS[0]).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_callers_read_the_words_of_the_author(triton: Triton, protocol: str) -> None:
+    url = str(triton.http_url if protocol == "http" else triton.grpc_url)
+
+    @model(name="author")
+    def first(text: str, options: dict[str, Any] | None = None) -> float:
+        return float(len(text))
+
+    @model(name="author")
+    def second(text: bytes, options: list[dict[str, Any]] | None = None) -> float:
+        return 0.0
+
+    def hints() -> list[str]:
+        with ModelClient(url, "author") as client:
+            config = client.model_config
+            return [tensor.hint for tensor in (*config.inputs, *config.outputs)]
+
+    triton.bind(first)
+    try:
+        assert hints() == ["str", "dict[str, Any]", "float"]
+        with ModelClient(url, "author") as client:
+            with pytest.raises(
+                PyTritonClientValueError, match=r"bytes or str in every element \(its hint is str\), rec"
+            ):
+                client.infer_sample(5)
+            with pytest.raises(PyTritonClientValueError, match=r"expected the shape \(1\), as its hint str says"):
+                client.infer_sample(["a", "b"])
+            with pytest.raises(PyTritonClientValueError, match=r"'text' \(str\), 'options' \(dict\[.*, optional\);"):
+                client.infer_sample(txet="a")
+        # Other words for the same tensors are no other model: versions of a name share them.
+        triton.bind("author", second, model_version=2)
+        triton.unbind("author", model_version=2)
+        triton.rebind("author", second)
+        assert hints() == ["bytes", "list[dict[str, Any]]", "float"]
+    finally:
+        triton.unbind("author")
 
 
 def test_scalars_and_inputs_that_are_left_out(triton: Triton) -> None:
@@ -183,7 +221,9 @@ def test_a_process_serves_a_function(triton: Triton) -> None:
 def test_a_process_finds_another_description_than_its_hints(triton: Triton) -> None:
     inputs, outputs = [Tensor((1,), bytes, "name")], [Tensor((2,), bytes, "output")]
     worker = ProcessWorker("support.process_models:Greeter", max_crashes=1)
-    with pytest.raises(TritonModelLoadError, match=r"outputs are output: BYTES\[1\]; given were output: BYTES\[2\]"):
+    with pytest.raises(
+        TritonModelLoadError, match=r"outputs are output: str as BYTES\[1\]; given were output: BYTES\[2\]"
+    ):
         triton.bind("wrong", worker, inputs, outputs, config=ModelConfig(max_batch_size=8))
 
 

@@ -104,13 +104,19 @@ class Browser:
         """Return how wide the page is, what stands out included."""
         return int(self.driver.execute_script("return document.documentElement.scrollWidth"))
 
-    def picture(self, name: str) -> None:
-        """Write a picture of the whole page, where somebody asked for pictures."""
+    def picture(self, name: str, selector: str | None = None) -> None:
+        """Write a picture of the whole page, or of an element of it, where somebody asked for pictures."""
         folder = pictures_folder()
         if folder is None:
             return
-        size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], _LONGEST), "scale": 1}
+        if selector is None:
+            size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+            x, y, width, height = 0, 0, size["width"], size["height"]
+        else:
+            look = "const r = arguments[0].getBoundingClientRect();"
+            look += "return [r.x + scrollX, r.y + scrollY, r.width, r.height];"
+            x, y, width, height = self.driver.execute_script(look, self.find(selector))
+        clip = {"x": x, "y": y, "width": width, "height": min(height, _LONGEST), "scale": 1}
         asked = {"format": "webp", "quality": 75, "captureBeyondViewport": True, "clip": clip}
         data = self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]
         path = folder / f"{name}.webp"

@@ -6,8 +6,11 @@ import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonModelConfigError
 from pytriton.model_config import DeviceKind, TimeoutAction
+from pytriton.model_config._hints import HINTS_PARAMETER
 from pytriton.model_config._prototxt import parse_prototxt
+from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.model_config.parser import ModelConfigParser
+from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [1]}
 
@@ -154,3 +157,38 @@ def test_values() -> None:
     }
     assert parse_prototxt("") == {}
     assert parse_prototxt("a: 1 a: 2 a: 3") == {"a": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("hint", ["str", "list[float]", 'Annotated[NDArray[np.float32], Shape("batch", -1)]', "é\n\\"])
+def test_hints_go_there_and_back(hint: str) -> None:
+    specs = [TensorSpec("x", (1,), np.float32, hint=hint), TensorSpec("y", (1,), np.float32)]
+    generator = ModelConfigGenerator(
+        TritonModelConfig("m", inputs=specs, outputs=specs[1:], backend_parameters={"k": "v"})
+    )
+    for written in (generator.get_config(), parse_prototxt(generator.get_text())):
+        read = ModelConfigParser.from_dict(written)
+        assert read.backend_parameters == {"k": "v"}
+        assert [spec.hint for spec in (*(read.inputs or ()), *(read.outputs or ()))] == [hint, None, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "[]",
+        "[" * 100_000,
+        '{"inputs": {}}',
+        '{"inputs": {"z": "str"}, "outputs": {}}',
+        '{"inputs": {"x": 1}, "outputs": {}}',
+        '{"inputs": ["x"], "outputs": {}}',
+    ],
+)
+def test_hints_of_somebody_else_stay_a_parameter(text: str) -> None:
+    config = {"name": "m", "input": [TENSOR], "parameters": {HINTS_PARAMETER: {"string_value": text}}}
+    read = ModelConfigParser.from_dict(config)
+    assert read.inputs is not None
+    assert (read.inputs[0].hint, read.backend_parameters) == (None, {HINTS_PARAMETER: text})
+    # What was given by hand is not replaced.
+    read.inputs[0].hint = "float"
+    assert ModelConfigGenerator(read).get_config()["parameters"][HINTS_PARAMETER] == {"string_value": text}

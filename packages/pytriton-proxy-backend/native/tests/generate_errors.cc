@@ -43,6 +43,25 @@ std::string ErrorOf(std::string_view text, bool has_parameters = false) {
   return FindGenerateError(RequestOf(text, nullptr), ReadInterface(kConfig).inputs, has_parameters);
 }
 
+void CheckHints() {
+  const ModelInterface model = ReadInterface(
+      R"({"name":"m","input":[{"name":"a","data_type":"TYPE_STRING","dims":[1]},{"name":"b","data_type":"TYPE_STRING",)"
+      R"("dims":[1]},{"name":"c","data_type":"TYPE_FP32","dims":[1]}],"output":[{"name":"a","data_type":"TYPE_BOOL",)"
+      R"("dims":[1]}],"parameters":{"x":{"string_value":"y"},"pytriton_hints":{"string_value":)"
+      R"("{\"inputs\":{\"a\":\"dict\",\"b\":\"list[dict]\",\"d\":\"str\"},\"outputs\":{\"a\":\"bool\"}}"}}})");
+  CHECK(model.inputs[0].hint == "dict" && model.inputs[1].hint == "list[dict]" && model.inputs[2].hint.empty());
+  CHECK(model.outputs[0].hint == "bool" && model.outputs[0].json() == GenerateInput::Json::kNone);
+  GenerateRequest request = RequestOf(R"({"a":{"b":1},"b":"[]","c":1})", nullptr);
+  CHECK(FindGenerateError(request, model.inputs, false) ==
+        "the input 'a' takes a string, the text of a JSON object, got an object");
+  // Whatever somebody else wrote there.
+  for (const char* const text : {"5", "\"\"", "\"[\"", "{\"string_value\":7}", "{\"string_value\":\"{\\\"inputs\\\":[\\\"a\\\"]}\"}"}) {
+    const std::string config = std::string(kConfig).insert(1, std::string("\"parameters\":{\"pytriton_hints\":") + text + "},");
+    const ModelInterface odd = ReadInterface(config);
+    CHECK(odd.inputs.size() == 4 && odd.inputs[0].hint.empty());
+  }
+}
+
 void CheckTexts() {
   const auto inputs = ReadInterface(kConfig).inputs;
   CHECK(inputs.size() == 4 && inputs[2].dims == (std::vector<int64_t>{-1, 3}) && inputs[1].is_optional);
@@ -136,6 +155,7 @@ int main(int argc, char** argv) {
   CHECK(argc >= 2);
   if (std::string_view(argv[1]) == "texts") {
     CheckTexts();
+    CheckHints();
     CheckOwnNames();
     Random random(1);
     for (int i = 0; i < 50; ++i) CheckPieces(random);

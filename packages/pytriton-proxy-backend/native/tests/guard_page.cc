@@ -46,6 +46,7 @@ ModelInterface Interface(Random& random) {
       if (tensor.is_batched) tensor.dims.push_back(-1);
       for (size_t j = random() % 3; j > 0; --j) tensor.dims.push_back(std::vector<int64_t>{-1, 0, 1, 3, INT64_MAX}[random() % 5]);
       tensor.is_optional = random() % 3 == 0;
+      if (random() % 2 == 0) tensor.hint = random() % 2 == 0 ? Name(random) : "list[dict]";
       tensors->push_back(tensor);
     }
   }

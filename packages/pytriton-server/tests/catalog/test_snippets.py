@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.catalog.snippets import asks_for_file, describe_calls, example_text, python_type
+from pytriton.catalog.snippets import asks_for_file, describe_calls, describe_type, example_text, python_type
 from pytriton.catalog.tensors import parse_inputs
 from pytriton.client import ModelSpec, TensorSpec
 
@@ -140,3 +140,25 @@ def test_streams() -> None:
     assert found["curl"].startswith(f"curl -sN {URL}/v2/models/m/generate_stream ")
     assert "for result in client.infer_sample(x=np.array(['t'])):" in found["Python"]
     assert "for await" in found["JavaScript"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint", "dtype", "shape", "shown", "example", "is_file"),
+    [
+        ("text", "str", np.bytes_, (1,), "str  BYTES[1]", "hello", False),
+        ("image", "str", np.bytes_, (1,), "str  BYTES[1]", "hello", False),
+        ("image", "", np.bytes_, (1,), "bytes  BYTES[1]", "", True),
+        ("data", "bytes", np.bytes_, (1,), "bytes  BYTES[1]", "", True),
+        ("data", "list[bytes]", np.bytes_, (1,), "bytes, in batches list[bytes]  BYTES[1]", "", True),
+        ("texts", "list[str]", np.bytes_, (1,), "str, in batches list[str]  BYTES[1]", "hello", False),
+        ("texts", "list[str]", np.bytes_, (-1,), "list[str]  BYTES[any]", "hello", False),
+        ("options", "dict", np.bytes_, (1,), "dict  BYTES[1]", "{}", False),
+        ("items", "list[dict]", np.bytes_, (1,), "list[dict]  BYTES[1]", "[]", False),
+        ("x", "np.float32", np.float32, (1,), "np.float32  FP32[1]", "1.0", False),
+    ],
+)
+def test_types_are_those_of_the_author(
+    name: str, hint: str, dtype: type[np.generic], shape: tuple[int, ...], shown: str, example: str, is_file: bool
+) -> None:
+    tensor = TensorSpec(name, shape, dtype, hint=hint)
+    assert (describe_type(tensor), example_text(tensor), asks_for_file(tensor)) == (shown, example, is_file)

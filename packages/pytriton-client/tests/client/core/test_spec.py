@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 import sys
 from types import SimpleNamespace
@@ -96,3 +97,22 @@ def test_configuration_of_another_kind(brought: Any) -> None:
 def test_type_that_the_protocol_does_not_know() -> None:
     with pytest.raises(PyTritonClientValueError, match="complex64"):
         _ = TensorSpec("x", (1,), np.complex64).datatype
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (json.dumps({"inputs": {"x": "list[str]"}, "outputs": {"x": "int"}}), "list[str]"),
+        (json.dumps({"inputs": {"x": "a" * 1000}}), "a" * 400),
+        (json.dumps({"inputs": {"y": "str"}}), ""),
+        (json.dumps({"inputs": {"x": ["str"]}}), ""),
+        (json.dumps({"inputs": "x"}), ""),
+        ("[" * 100_000, ""),
+        ("nothing", ""),
+        (5, ""),
+    ],
+)
+def test_what_the_author_calls_a_type(text: object, hint: str) -> None:
+    spec = parse_model_config(config(parameters={"pytriton_hints": {"string_value": text}}), None)
+    assert spec.inputs[0].hint == hint
+    assert to_model_spec(SimpleNamespace(**vars(spec))) == spec

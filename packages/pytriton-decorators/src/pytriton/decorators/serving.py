@@ -21,13 +21,15 @@ from pytriton.decorators._calls.context import SERVED_MODEL, ModelConfigDict, Se
 from pytriton.decorators._calls.parameters import reads_parameters
 from pytriton.decorators._calls.signatures import check_callable
 from pytriton.decorators._hints.model import find_signature, load_infer_func
-from pytriton.decorators._hints.signatures import describe_tensors
+from pytriton.decorators._hints.signatures import describe_tensors, is_file, json_example
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
 __all__ = [
     "check_callable",
     "describe_tensors",
     "find_signature",
+    "is_file",
+    "json_example",
     "load_infer_func",
     "reads_parameters",
     "set_served_model",

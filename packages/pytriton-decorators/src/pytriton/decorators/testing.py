@@ -374,6 +374,6 @@ def _named(tensors: Sequence[Tensor] | None, prefix: str) -> list[TensorSpec] | 
             rule="Tensor objects",
         )
     return [
-        TensorSpec(tensor.name or f"{prefix}_{position}", tensor.shape, tensor.dtype, tensor.optional)
+        TensorSpec(tensor.name or f"{prefix}_{position}", tensor.shape, tensor.dtype, tensor.optional, hint=tensor.hint)
         for position, tensor in enumerate(tensors, 1)
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.model_config._checks import check_integer, parameter_error
+from pytriton.model_config._hints import HINTS_PARAMETER, write_hints
 from pytriton.model_config._prototxt import render
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup, QueuePolicy, WarmupInput
 from pytriton.model_config.dtypes import config_name
@@ -61,10 +62,10 @@ class ModelConfigGenerator:
             result["model_transaction_policy"] = {"decoupled": True}
         if config.response_cache is not None and config.response_cache.enable:
             result["response_cache"] = {"enable": True}
-        if config.backend_parameters:
-            result["parameters"] = {
-                key: {"string_value": str(value)} for key, value in config.backend_parameters.items()
-            }
+        hints = write_hints(config)
+        parameters = {**({HINTS_PARAMETER: hints} if hints else {}), **config.backend_parameters}
+        if parameters:
+            result["parameters"] = {key: {"string_value": str(value)} for key, value in parameters.items()}
         if config.model_warmup:
             result["model_warmup"] = [_warmup(warmup) for warmup in config.model_warmup]
         return {key: value for key, value in result.items() if value != []}

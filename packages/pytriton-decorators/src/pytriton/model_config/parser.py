@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.exceptions import PyTritonModelConfigError
+from pytriton.model_config._hints import HINTS_PARAMETER, read_hints
 from pytriton.model_config._prototxt import parse_prototxt
 from pytriton.model_config.common import (
     DeviceKind,
@@ -46,7 +47,7 @@ class ModelConfigParser:
             raise PyTritonModelConfigError("A model configuration must have a name.")
         max_batch_size = config.integer("max_batch_size")
         cache = config.message("response_cache")
-        return TritonModelConfig(
+        made = TritonModelConfig(
             model_name=name,
             max_batch_size=max_batch_size,
             batching=max_batch_size > 0,
@@ -62,6 +63,10 @@ class ModelConfigParser:
             response_cache=ResponseCache(enable=cache.boolean("enable")) if config.has("response_cache") else None,
             model_warmup=[_warmup(item) for item in config.messages("model_warmup")] or None,
         )
+        hints = made.backend_parameters.get(HINTS_PARAMETER)
+        if hints is not None and read_hints(hints, made):
+            del made.backend_parameters[HINTS_PARAMETER]
+        return made
 
     @classmethod
     def from_file(cls, *, config_path: str | os.PathLike[str]) -> TritonModelConfig:

@@ -1,6 +1,6 @@
 """The description of one input or output of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton.model_config._checks import check_bool, parameter_error, to_shape
@@ -30,6 +30,9 @@ class Tensor:
     """Name in requests and results; None makes it `INPUT_<n>` or `OUTPUT_<n>` by its place, counted from 1."""
     optional: bool | None = False
     """Whether requests may leave this input out. Outputs are never optional."""
+    hint: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+    """What its author calls its type, such as `"list[str]"`, for people to read: in errors of clients, lists of models
+    and the console. By `@model` it is the type hint."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", to_shape("Tensor.shape", self.shape, _SHAPE_RULE, 1, allow_variable=True))
@@ -38,3 +41,5 @@ class Tensor:
             raise parameter_error("Tensor.name", self.name, "a non-empty string, or None for a name by its place")
         if self.optional is not None:
             check_bool("Tensor.optional", self.optional)
+        if self.hint is not None and (not isinstance(self.hint, str) or not self.hint):
+            raise parameter_error("Tensor.hint", self.hint, "a non-empty string, or None")

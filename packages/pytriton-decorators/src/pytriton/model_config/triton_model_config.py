@@ -31,6 +31,8 @@ class TensorSpec:
     dtype: Any
     """Element type, kept as the scalar type, as in `Tensor`."""
     optional: bool | None = False
+    hint: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+    """What its author calls its type, as in `Tensor`."""
 
     def __post_init__(self) -> None:
         self.dtype = canonical_type(self.dtype, parameter=f"dtype of tensor {self.name!r}")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <utility>
 
 #include "../../proxy/printable.h"
@@ -16,6 +17,7 @@ constexpr size_t kMostShown = 60;
 constexpr size_t kMostNames = 12;
 // A name with more letters is compared with none.
 constexpr size_t kMostLetters = 64;
+constexpr size_t kMostOfHint = 400;
 
 std::string Name(std::string_view name) {
   const bool is_long = name.size() > kMostLetters;
@@ -91,6 +93,8 @@ std::string Shape(const std::vector<int64_t>& dims) {
 
 // What an input takes, for one sample.
 std::string What(const GenerateInput& input) {
+  if (input.json() == GenerateInput::Json::kObject) return "a string, the text of a JSON object";
+  if (input.json() == GenerateInput::Json::kList) return "a string, the text of a JSON list of objects";
   const Kind kind = KindOf(input.type);
   const auto own = input.dims.begin() + (input.is_batched ? 1 : 0);
   const bool is_one = std::all_of(own, input.dims.end(), [](int64_t dim) { return dim == 1; });
@@ -243,6 +247,8 @@ std::string FindNameError(const GenerateRequest& request, const std::vector<Gene
 ModelInterface ReadInterface(std::string_view config) {
   ModelInterface model;
   bool is_batched = false;
+  std::map<std::string, std::string> input_hints;
+  std::map<std::string, std::string> output_hints;
   const auto text = [](std::string_view value) {
     std::string read;
     JsonReader(value).String(&read);
@@ -265,11 +271,22 @@ ModelInterface ReadInterface(std::string_view config) {
     if (name == "max_batch_size") is_batched = number(member) > 0;
     if (name == "input") read_tensors(member, &model.inputs);
     if (name == "output") read_tensors(member, &model.outputs);
+    if (name == "parameters") {
+      // Of servers of ours: HINTS_PARAMETER of pytriton.model_config.
+      const std::string hints = text(JsonMember(JsonMember(member, "pytriton_hints"), "string_value"));
+      JsonReader(hints).Object([&](const std::string& kind, std::string_view named) {
+        auto* const read = kind == "inputs" ? &input_hints : kind == "outputs" ? &output_hints : nullptr;
+        if (read == nullptr) return;
+        JsonReader(named).Object([&](const std::string& tensor, std::string_view hint) { (*read)[tensor] = text(hint); });
+      });
+    }
     if (name != "model_transaction_policy") return;
     JsonReader(member).Object([&](const std::string& policy, std::string_view value) {
       if (policy == "decoupled") model.is_decoupled = value == "true";
     });
   });
+  for (GenerateInput& tensor : model.inputs) tensor.hint = input_hints[tensor.name].substr(0, kMostOfHint);
+  for (GenerateInput& tensor : model.outputs) tensor.hint = output_hints[tensor.name].substr(0, kMostOfHint);
   for (auto* tensors : {&model.inputs, &model.outputs}) {
     for (GenerateInput& tensor : *tensors) {
       tensor.is_batched = is_batched;

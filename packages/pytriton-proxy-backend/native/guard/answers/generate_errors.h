@@ -1,6 +1,7 @@
 // What is wrong with a request to `generate`, in words: Triton's own front end speaks of its JSON library.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,6 +20,20 @@ struct GenerateInput {
   std::vector<int64_t> dims;  // with the batch in front, where the model has one
   bool is_batched = false;
   bool is_optional = false;
+  std::string hint;  // what its author calls its type; empty where nobody said so
+
+  // What is in the text of a string, by the hint of its author.
+  enum class Json { kNone, kObject, kList };
+  Json json() const {
+    if (type != "TYPE_STRING") return Json::kNone;
+    return hint.rfind("dict", 0) == 0 ? Json::kObject : hint.rfind("list[dict", 0) == 0 ? Json::kList : Json::kNone;
+  }
+  // Whether its author takes one value of bytes, as of a file.
+  bool is_file() const {
+    const auto own = dims.begin() + (is_batched ? 1 : 0);
+    return type == "TYPE_STRING" && hint.find("bytes") != std::string::npos &&
+           std::all_of(own, dims.end(), [](int64_t dim) { return dim == 1 || dim == -1; });
+  }
 };
 
 // What a model takes and gives.

@@ -94,7 +94,9 @@ std::string Example(const GenerateInput& input) {
     const uint64_t size = input.dims[i] < 0 ? (i + 1 == input.dims.size() ? 2 : 1) : static_cast<uint64_t>(input.dims[i]);
     if (size == 0 || __builtin_mul_overflow(count, size, &count) || count > kMostValues) return "";
   }
-  if (!IsInJson(input)) return "";
+  // "hello" is no image.
+  if (!IsInJson(input) || input.is_file()) return "";
+  if (input.json() != GenerateInput::Json::kNone) return input.json() == GenerateInput::Json::kObject ? "\"{}\"" : "\"[]\"";
   std::string list;
   for (uint64_t i = 0; i < count; ++i) {
     list += list.empty() ? "" : ", ";
@@ -134,7 +136,8 @@ std::string Rows(const char* what, const std::vector<GenerateInput>& tensors) {
   std::string rows;
   for (const GenerateInput& tensor : tensors) {
     rows += std::string("<tr><th>") + (rows.empty() ? what : "") + "</th><td>" + Escaped(tensor.name) + "</td><td>" +
-            Escaped(Datatype(tensor) + Sizes(tensor)) + (tensor.is_optional ? "</td><td>optional" : "") + "</td></tr>\n";
+            Escaped(tensor.hint) + "</td><td>" + Escaped(Datatype(tensor) + Sizes(tensor)) +
+            (tensor.is_optional ? "</td><td>optional" : "") + "</td></tr>\n";
   }
   return rows;
 }
@@ -143,6 +146,10 @@ std::string Section(const PageModel& model, std::string_view url) {
   std::string text = "<h2>" + Escaped(model.name) + (model.is_served ? "" : ": no worker is attached") + "</h2>\n<table>\n" + Rows("takes", model.interface.inputs) +
                      Rows("gives", model.interface.outputs) + "</table>\n";
   const std::string body = ExampleBody(model.interface);
+  if (body.empty() && model.interface.inputs.size() == 1 && model.interface.inputs[0].is_file() && !model.interface.is_decoupled) {
+    return text + "<pre>curl -s <span class=\"u\">" + Escaped(url) + "</span>" + Escaped("/v2/models/" + InPath(model.name)) +
+           "/infer --data-binary @FILE -H &#39;Inference-Header-Content-Length: 0&#39; --output -</pre>\n";
+  }
   if (body.empty()) return text + "<p>Its tensors are no plain JSON to be copied: see <code>pytriton infer</code>.</p>\n";
   return text + "<pre>curl -s" + (model.interface.is_decoupled ? "N " : " ") + "<span class=\"u\">" + Escaped(url) + "</span>" +
          Escaped(PathOf(model) + " -d " + Quoted(body)) + "</pre>\n";
@@ -152,7 +159,8 @@ std::string Tensors(const std::vector<GenerateInput>& tensors) {
   std::string list;
   for (const GenerateInput& tensor : tensors) {
     list += std::string(list.empty() ? "" : ", ") + "{\"name\": " + JsonString(tensor.name) + ", \"datatype\": " +
-            JsonString(Datatype(tensor)) + ", \"shape\": " + Sizes(tensor) + (tensor.is_optional ? ", \"optional\": true}" : "}");
+            JsonString(Datatype(tensor)) + ", \"shape\": " + Sizes(tensor) +
+            (tensor.hint.empty() ? "" : ", \"hint\": " + JsonString(tensor.hint)) + (tensor.is_optional ? ", \"optional\": true}" : "}");
   }
   return "[" + list + "]";
 }

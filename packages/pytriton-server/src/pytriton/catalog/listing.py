@@ -238,4 +238,5 @@ def _as_json(model: ListedModel) -> dict[str, Any]:
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    hint = {"hint": tensor.hint} if tensor.hint else {}
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **hint}

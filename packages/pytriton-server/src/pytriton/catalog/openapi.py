@@ -234,6 +234,11 @@ def _tensor(tensor: TensorSpec, *, batching: bool) -> Schema:
 
 def _flat(tensor: TensorSpec, *, is_answer: bool) -> Schema:
     """Return the schema of one sample of a tensor in the generate extension."""
+    schema = _flat_schema(tensor, is_answer=is_answer)
+    return {**schema, "description": f"`{tensor.hint}`"} if tensor.hint else schema
+
+
+def _flat_schema(tensor: TensorSpec, *, is_answer: bool) -> Schema:
     element = _ELEMENTS[tensor.datatype]
     if -1 in tensor.shape:
         elements = {"type": "array", "items": element}

@@ -13,8 +13,9 @@ import numpy as np
 
 from pytriton.catalog.openapi import generate_problem, infer_problem
 from pytriton.client import ModelSpec, TensorSpec
+from pytriton.decorators.serving import is_file, json_example
 
-__all__ = ["asks_for_file", "describe_calls", "example_text", "python_type"]
+__all__ = ["asks_for_file", "describe_calls", "describe_type", "example_text", "python_type"]
 
 # Nobody writes more values by hand.
 _MOST_EXAMPLES = 64
@@ -30,13 +31,21 @@ _FILES = re.compile(
 
 
 def asks_for_file(tensor: TensorSpec) -> bool:
-    """Return whether an input is rather a file than a text, by its name: one value of bytes, such as `image`."""
-    is_one = tensor.datatype == "BYTES" and all(size in (1, -1) for size in tensor.shape)
-    return is_one and _FILES.search(tensor.name) is not None
+    """Return whether an input is rather a file than a text: one value that its author calls bytes.
+
+    Where the author says neither bytes nor text, the name tells: `image` is a file.
+    """
+    if tensor.datatype != "BYTES" or any(size not in (1, -1) for size in tensor.shape):
+        return False
+    if tensor.hint:
+        return is_file(tensor)
+    return _FILES.search(tensor.name) is not None
 
 
 def python_type(tensor: TensorSpec) -> str:
-    """Return the Python type of a sample of an input: `str`, `float`, `list[int]` or `array`."""
+    """Return the Python type of a sample of an input: the hint of its author, `str`, `list[int]` or `array`."""
+    if tensor.hint and not _is_of_batches(tensor):
+        return tensor.hint
     kind = tensor.datatype
     if kind == "BYTES":
         element = "bytes" if asks_for_file(tensor) else "str"
@@ -47,10 +56,26 @@ def python_type(tensor: TensorSpec) -> str:
     return f"list[{element}]" if len(tensor.shape) == 1 else "array"
 
 
+def describe_type(tensor: TensorSpec) -> str:
+    """Return the types of an input in one line: Python's, or that of its author, and Triton's."""
+    shape = ", ".join("any" if length < 0 else str(length) for length in tensor.shape)
+    of_batches = f", in batches {tensor.hint}" if _is_of_batches(tensor) else ""
+    return f"{python_type(tensor)}{of_batches}  {tensor.datatype}[{shape}]"
+
+
+def _is_of_batches(tensor: TensorSpec) -> bool:
+    """Return whether the hint of an input is that of a batch, as the author of a batched function writes it."""
+    is_list = tensor.hint.startswith("list[") and tensor.shape != (-1,) and json_example(tensor) is None
+    return is_list or "'batch'" in tensor.hint
+
+
 def example_text(tensor: TensorSpec) -> str:
     """Return an example value as text for `parse_inputs`; empty if it would be long, or is a file."""
     if asks_for_file(tensor):
         return ""
+    in_json = json_example(tensor)
+    if in_json is not None:
+        return in_json
     count = math.prod(1 if length < 0 else length for length in tensor.shape)
     kind = tensor.datatype
     if kind == "BYTES":

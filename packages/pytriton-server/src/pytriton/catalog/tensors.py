@@ -11,6 +11,7 @@ import numpy as np
 
 from pytriton.client import ModelResult, ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientValueError
+from pytriton.decorators.serving import describe_tensors
 
 __all__ = ["describe_inputs", "describe_signature", "parse_inputs", "result_as_json", "result_as_text"]
 
@@ -79,11 +80,7 @@ def result_as_text(result: ModelResult, *, one_line: bool) -> str:
 
 
 def _listed(tensors: Iterable[TensorSpec]) -> str:
-    described = (
-        f"{tensor.name}{'?' if tensor.optional else ''}: {tensor.datatype}[{', '.join(map(str, tensor.shape))}]"
-        for tensor in tensors
-    )
-    return ", ".join(described) or "nothing"
+    return describe_tensors(tuple(tensors)) or "nothing"
 
 
 def _check_names(spec: ModelSpec, given: set[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from nicegui import ui
 from nicegui.events import UploadEventArguments
 
-from pytriton.catalog.snippets import asks_for_file, describe_calls, example_text, python_type
+from pytriton.catalog.snippets import asks_for_file, describe_calls, describe_type, example_text
 from pytriton.catalog.tensors import parse_inputs
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientValueError
@@ -34,8 +34,11 @@ class Form:
         with where:
             ui.label("Try it").classes("c-h")
             with ui.column().classes("c-form"):
+                # What may be left out is, so that the author's defaults hold; but hardly anybody sends no input at all.
+                has_required = any(not tensor.optional for tensor in spec.inputs)
                 for tensor in spec.inputs[:_MOST_INPUTS]:
-                    self._fields[tensor.name] = _Field(tensor, self._show_calls)
+                    is_sent = not (tensor.optional and has_required)
+                    self._fields[tensor.name] = _Field(tensor, self._show_calls, is_sent=is_sent)
                 if spec.batching:
                     self._batch = ui.switch("values are a batch: one more axis", on_change=self._show_calls)
                     self._batch.tooltip("A batch is several samples in one request: a list of what one sample takes.")
@@ -158,7 +161,7 @@ class Form:
 class _Field:
     """One input of the form."""
 
-    def __init__(self, tensor: TensorSpec, on_change: Callable[[], None]) -> None:
+    def __init__(self, tensor: TensorSpec, on_change: Callable[[], None], *, is_sent: bool) -> None:
         self.is_text = tensor.datatype == "BYTES" and all(length in (1, -1) for length in tensor.shape)
         """Whether the input is a single text."""
         self.wants_file = asks_for_file(tensor)
@@ -166,25 +169,24 @@ class _Field:
         self.file: bytes | None = None
         """The uploaded file."""
         self._on_change = on_change
-        shape = ", ".join("any" if length < 0 else str(length) for length in tensor.shape)
         with ui.element("div").classes("c-field"):
             with ui.row().style("align-items: center; gap: .6rem"):
                 ui.label(tensor.name).style("font-weight: 600; overflow-wrap: anywhere")
-                ui.label(f"{python_type(tensor)}  {tensor.datatype}[{shape}]").classes("c-quiet c-type")
+                ui.label(describe_type(tensor)).classes("c-quiet c-type")
                 self._given = (
-                    ui.switch("send", value=True, on_change=on_change).props("dense") if tensor.optional else None
+                    ui.switch("send", value=is_sent, on_change=on_change).props("dense") if tensor.optional else None
                 )
             hint = "text" if self.is_text else "JSON" if tensor.datatype == "BYTES" else "numbers with commas, or JSON"
             if self.wants_file:
                 hint = "choose a file with the paper clip, or write a text"
-            self._box = ui.textarea(placeholder=hint, value=example_text(tensor), on_change=on_change)
+            self._box = ui.textarea(placeholder=hint, value=example_text(tensor), on_change=self._send)
             self._box.props("outlined dense autogrow debounce=200").style("width: 100%").classes("c-input")
             upload = ui.upload(auto_upload=True, max_files=1, max_file_size=MAX_BODY_BYTES // 2, on_upload=self._take)
             upload.style("display: none")
             self._pick = ui.button(icon="attach_file", on_click=lambda: upload.run_method("pickFiles"))
             what = "A file" if tensor.datatype == "BYTES" else "A .npy file"
-            self._pick.props("flat dense round").tooltip(what)
-            self._shown = ui.chip(removable=True).props("dense outline").on("remove", self._drop)
+            self._pick.classes("c-pick").props("flat dense round").tooltip(what)
+            self._shown = ui.chip(removable=True).classes("c-file").props("dense outline").on("remove", self._drop)
             self._shown.set_visibility(False)
         self._upload = upload
 
@@ -208,9 +210,18 @@ class _Field:
         """The text of the field."""
         return self._box.value or ""
 
+    def _send(self) -> None:
+        """Send what somebody has changed."""
+        if self._given is not None and not self._given.value:
+            self._given.set_value(True)
+        else:
+            self._on_change()
+
     async def _take(self, event: UploadEventArguments) -> None:
         self.file = await event.file.read()
         self._shown.set_text(f"{event.file.name[:60]} ({len(self.file):,} bytes)")
+        if self._given is not None:
+            self._given.set_value(True)
         self._show()
 
     def _drop(self) -> None:

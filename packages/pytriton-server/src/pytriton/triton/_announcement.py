@@ -6,14 +6,15 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pytriton.decorators.serving import is_file, json_example
 from pytriton.model_config.dtypes import wire_name
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.proxy_backend.system.log_gate import is_log_set_up, set_gate
-from pytriton.triton._description import TritonDescription
+from pytriton.triton._description import ModelDescription, TritonDescription
 
 __all__ = ["describe_as_html", "present", "say_ready"]
 
@@ -63,7 +64,7 @@ def _lines(description: TritonDescription) -> Iterator[str]:
     yield f"Ready after {description.start_s:.1f} s."
     if description.models and "http" in description.urls:
         model = description.models[0]
-        yield f"Try: curl -s {description.urls['http']}/v2/models/{model.name}{_call(model.config)}"
+        yield f"Try: {_file_call(model, description.urls) or _curl_call(model, description.urls['http'])}"
     yield "Serving. Press Ctrl+C or send SIGTERM to stop."
 
 
@@ -78,6 +79,29 @@ def describe_as_html(description: TritonDescription, title: str) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     caption = html.escape(f"{title}, {f'served at {urls}' if description.is_running else 'not running'}")
     return f"<table><caption>{caption}</caption><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _curl_call(model: ModelDescription, url: str) -> str:
+    return f"curl -s {url}/v2/models/{model.name}{_call(model.config)}"
+
+
+def _file_call(model: ModelDescription, urls: Mapping[str, str]) -> str:
+    """Return a line for a model of files, of which curl sends no several; empty for any other."""
+    inputs = [spec for spec in model.config.inputs or () if not spec.optional]
+    if not any(map(is_file, inputs)) or not all(is_file(spec) or len(spec.shape) == 1 for spec in inputs):
+        return ""
+    values = {spec.name: "@FILE" if is_file(spec) else _typed(spec) for spec in inputs}
+    # A stream over HTTP is JSON, which has no files.
+    url = urls.get("grpc", urls["http"]) if model.config.decoupled else urls["http"]
+    return f"pytriton infer {url} {model.name} {shlex.join(f'{name}={value}' for name, value in values.items())}"
+
+
+def _typed(spec: TensorSpec) -> str:
+    """Return an example of an input as `pytriton infer` takes it."""
+    values = _values(spec)
+    if wire_name(spec.dtype) == "BYTES":
+        return str(values[0]) if len(values) == 1 else json.dumps(values)
+    return ",".join(json.dumps(value) for value in values)
 
 
 def _call(config: TritonModelConfig) -> str:
@@ -107,6 +131,9 @@ def _wire_input(spec: TensorSpec, values: Sequence[Any], *, batching: bool) -> d
 
 
 def _values(spec: TensorSpec) -> list[Any]:
+    in_json = json_example(spec)
+    if in_json is not None:
+        return [in_json]
     kind = wire_name(spec.dtype)
     count = min(_MAX_BODY, math.prod(_sizes(spec)))
     if kind in ("BYTES", "BOOL"):

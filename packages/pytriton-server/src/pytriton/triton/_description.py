@@ -32,7 +32,7 @@ class ModelDescription:
 
     @property
     def inputs(self) -> str:
-        """Its inputs in one line, such as `text: BYTES[1], times?: INT64[1]`."""
+        """Its inputs in one line, such as `text: str as BYTES[1], times?: int as INT64[1]`."""
         return describe_tensors(self.config.inputs or ())
 
     @property

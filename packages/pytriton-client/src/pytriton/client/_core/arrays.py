@@ -160,7 +160,8 @@ def _show(value: object) -> str:
 def _refuse(
     tensor: TensorSpec, expected: str, received: str, advice: str = "", *, cause: Exception | None = None
 ) -> NoReturn:
-    message = f"Input {tensor.name!r}: expected {expected}, received {received}."
+    hint = f" (its hint is {tensor.hint})" if tensor.hint else ""
+    message = f"Input {tensor.name!r}: expected {expected}{hint}, received {received}."
     raise PyTritonClientValueError(
         f"{message} {advice}".rstrip(), input_name=tensor.name, expected=expected, received=received
     ) from cause

@@ -270,8 +270,9 @@ def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) 
             advice = " Did you mean infer_batch, which takes arrays with a batch axis in front?"
         else:
             advice = ""
+        origin = f"as its hint {tensor.hint} says" if tensor.hint else "as its Tensor declares it"
         return PyTritonClientValueError(
-            f"Model {spec.model_name}, input {tensor.name!r}: expected {expected}, as its Tensor declares it; received "
+            f"Model {spec.model_name}, input {tensor.name!r}: expected {expected}, {origin}; received "
             f"the shape ({', '.join(map(str, given))}).{advice}",
             model_name=spec.model_name,
             input_name=tensor.name,
@@ -357,7 +358,7 @@ def _pair(spec: ModelSpec, call: InferCall) -> list[tuple[TensorSpec, object]]:
 
 
 def _refuse_inputs(spec: ModelSpec, received: str) -> NoReturn:
-    names = ", ".join(repr(tensor.name) + (" (optional)" if tensor.optional else "") for tensor in spec.inputs)
+    names = ", ".join(map(_named, spec.inputs))
     count = {0: "no inputs", 1: "the input"}.get(len(spec.inputs), f"{len(spec.inputs)} inputs")
     expected = f"{count} {names}".rstrip()
     raise PyTritonClientValueError(
@@ -366,6 +367,11 @@ def _refuse_inputs(spec: ModelSpec, received: str) -> NoReturn:
         expected=expected,
         received=received,
     )
+
+
+def _named(tensor: TensorSpec) -> str:
+    facts = [tensor.hint] * bool(tensor.hint) + ["optional"] * tensor.optional
+    return repr(tensor.name) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def _check_batch_sizes(spec: ModelSpec, inputs: list[tuple[TensorSpec, npt.NDArray[Any]]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,10 @@ from .untrusted import UNREADABLE, describe
 
 __all__ = ["ModelSpec", "TensorSpec", "parse_model_config", "to_model_spec"]
 
+# Servers of ours write into the parameters of a model what its author calls the types of its tensors.
+_HINTS_PARAMETER = "pytriton_hints"
+_MOST_OF_HINT = 400
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -25,12 +30,14 @@ class TensorSpec:
         shape: Without the batch axis where the model has one; -1 is any length.
         dtype: The numpy scalar type of an element; ``np.bytes_`` for strings.
         optional: Whether a request may leave it out.
+        hint: What the author of the model calls its type, such as ``"list[str]"``; empty where nobody tells.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: type[np.generic]
     optional: bool = False
+    hint: str = ""
 
     @functools.cached_property
     def datatype(self) -> str:
@@ -72,14 +79,15 @@ def parse_model_config(config: Mapping[str, Any], version: str | None) -> ModelS
     """Read a model configuration as the server returns it."""
     try:
         max_batch_size = int(config.get("max_batch_size", 0))
+        hints = _read_hints(config)
         return ModelSpec(
             model_name=str(config["name"]),
             model_version=None if version is None else int(version),
             max_batch_size=max_batch_size,
             batching=max_batch_size > 0,
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
-            inputs=tuple(_parse_tensor(tensor) for tensor in config.get("input", ())),
-            outputs=tuple(_parse_tensor(tensor) for tensor in config.get("output", ())),
+            inputs=tuple(_parse_tensor(tensor, hints, "inputs") for tensor in config.get("input", ())),
+            outputs=tuple(_parse_tensor(tensor, hints, "outputs") for tensor in config.get("output", ())),
         )
     except UNREADABLE as error:
         raise PyTritonClientError(
@@ -88,12 +96,28 @@ def parse_model_config(config: Mapping[str, Any], version: str | None) -> ModelS
         ) from error
 
 
-def _parse_tensor(tensor: Mapping[str, Any]) -> TensorSpec:
+def _read_hints(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the hints of a model's author, by kind of tensor and name; what is not readable is no reason to fail."""
+    try:
+        hints = json.loads(config["parameters"][_HINTS_PARAMETER]["string_value"])
+    except UNREADABLE:
+        return {}
+    return hints if isinstance(hints, Mapping) else {}
+
+
+def _find_hint(hints: Mapping[str, Any], kind: str, name: str) -> str:
+    named = hints.get(kind)
+    hint = named.get(name) if isinstance(named, Mapping) else None
+    return hint[:_MOST_OF_HINT] if isinstance(hint, str) else ""
+
+
+def _parse_tensor(tensor: Mapping[str, Any], hints: Mapping[str, Any], kind: str) -> TensorSpec:
     return TensorSpec(
         name=str(tensor["name"]),
         shape=tuple(_parse_length(length) for length in tensor["dims"]),
         dtype=dtype_of(tensor["data_type"]),
         optional=bool(tensor.get("optional", False)),
+        hint=_find_hint(hints, kind, str(tensor["name"])),
     )
 
 
@@ -139,5 +163,6 @@ def _to_tensor_specs(tensors: Sequence[Any] | None) -> tuple[TensorSpec, ...]:
         dtype = np.dtype(tensor.dtype)
         name = datatype_of(dtype)
         scalar: type[np.generic] = np.bytes_ if name == "BYTES" else dtype.type
-        specs.append(TensorSpec(str(tensor.name), tuple(tensor.shape), scalar, bool(tensor.optional)))
+        hint = getattr(tensor, "hint", None) or ""
+        specs.append(TensorSpec(str(tensor.name), tuple(tensor.shape), scalar, bool(tensor.optional), hint))
     return tuple(specs)

@@ -28,7 +28,16 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationErr
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
 
-__all__ = ["OUTPUT", "ModelSignature", "SignatureToCome", "describe_tensors", "layer_of_requests", "make_signature"]
+__all__ = [
+    "OUTPUT",
+    "ModelSignature",
+    "SignatureToCome",
+    "describe_tensors",
+    "is_file",
+    "json_example",
+    "layer_of_requests",
+    "make_signature",
+]
 
 OUTPUT = "output"
 """The name of the output of a function that returns one value."""
@@ -38,6 +47,8 @@ _UNKNOWN = (
 )
 _SEVERAL = "several outputs need names; return a NamedTuple, a dataclass or a TypedDict, whose members are the outputs"
 _STREAMS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
+# Longer hints are left out of lines.
+_MOST_OF_HINT = 24
 _QUALIFIERS = ("NotRequired", "Required", "ReadOnly")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -412,8 +423,29 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
 
 
 def describe_tensors(tensors: typing.Sequence[Any]) -> str:
-    """Return inputs or outputs in one line, such as `text: BYTES[1], times?: INT64[1]`."""
+    """Return inputs or outputs in one line, such as `text: str as BYTES[1], rows?: FP32[-1, 4]`.
+
+    Hints that are long, as those of arrays are, stay out of it.
+    """
     return ", ".join(
-        f"{tensor.name}{'?' if tensor.optional else ''}: {wire_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
+        f"{tensor.name}{'?' if tensor.optional else ''}: {_hint_before(tensor)}{wire_name(tensor.dtype)}"
+        f"[{', '.join(map(str, tensor.shape))}]"
         for tensor in tensors
     )
+
+
+def json_example(tensor: Any) -> str | None:
+    """Return the shortest text for an input whose hint makes JSON of it; None for any other input."""
+    if wire_name(tensor.dtype) != "BYTES" or not tensor.hint:
+        return None
+    return "{}" if tensor.hint.startswith("dict") else "[]" if tensor.hint.startswith("list[dict") else None
+
+
+def is_file(tensor: Any) -> bool:
+    """Return whether the author of an input takes one value of bytes, as of a file."""
+    is_one = wire_name(tensor.dtype) == "BYTES" and all(size in (1, -1) for size in tensor.shape)
+    return is_one and "bytes" in (tensor.hint or "")
+
+
+def _hint_before(tensor: Any) -> str:
+    return f"{tensor.hint} as " if tensor.hint and len(tensor.hint) <= _MOST_OF_HINT else ""

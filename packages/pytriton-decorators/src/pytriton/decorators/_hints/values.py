@@ -51,7 +51,7 @@ class Value:
     def tensor(self, name: str) -> Tensor:
         """Return the description of the input or output for Triton."""
         shape = tuple(-1 if isinstance(size, str) else size for size in self._sample_dims)
-        return Tensor(shape or (1,), self.dtype, name, self.optional)
+        return Tensor(shape or (1,), self.dtype, name, self.optional, hint=self.shown)
 
     def to_argument(self, array: Any, name: str) -> Any:
         """Return what the function gets for the array of an input.

@@ -134,7 +134,11 @@ def named_specs(tensors: Sequence[Tensor], kind: str, model: str) -> list[Tensor
                 expected="at least one axis",
                 received=(),
             )
-        specs.append(TensorSpec(name=name, shape=tensor.shape, dtype=tensor.dtype, optional=bool(tensor.optional)))
+        specs.append(
+            TensorSpec(
+                name=name, shape=tensor.shape, dtype=tensor.dtype, optional=bool(tensor.optional), hint=tensor.hint
+            )
+        )
     return specs
 
 

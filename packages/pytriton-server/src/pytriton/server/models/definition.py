@@ -177,14 +177,25 @@ class ModelDefinition:
         return render_config(self.triton_config)
 
     def differences(self, other: "ModelDefinition") -> list[str]:
-        """Return the fields in which the configurations of two models differ, in words; empty where they are equal."""
-        if self.config_text == other.config_text:
+        """Return the fields in which the configurations of two models differ, in words; empty where they are equal.
+
+        What their authors call the types of the same tensors makes no difference.
+        """
+        if self.comparable_text == other.comparable_text:
             return []
         pairs = [
             (name, getattr(self.triton_config, name), getattr(other.triton_config, name))
             for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled")
         ]
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
+
+    @property
+    def comparable_text(self) -> str:
+        """`config_text` without the hints of tensors, by which nothing is served."""
+        config = self.triton_config
+        inputs = [dataclasses.replace(spec, hint=None) for spec in config.inputs or ()]
+        outputs = [dataclasses.replace(spec, hint=None) for spec in config.outputs or ()]
+        return render_config(dataclasses.replace(config, inputs=inputs, outputs=outputs))
 
     def config_json(self, parameters: Mapping[str, str]) -> str:
         """Return `config_text` as JSON with further parameters; Triton loads the model again if they change."""

@@ -50,7 +50,7 @@ _POLL_S = 0.02
 
 def models_digest(models: Sequence[WorkerService], cache_bytes: int) -> str:
     """Return a digest that is equal in two processes that bind the same names, versions, tensors and configuration."""
-    parts = [models[0].definition.config_text]
+    parts = [models[0].definition.comparable_text]
     for model in models:
         # The path of the socket does not matter; the other settings of the proxy do.
         anywhere = Path("/")
