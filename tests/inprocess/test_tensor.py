@@ -369,3 +369,25 @@ def test_a_gpu_needs_cupy(device: Any) -> None:
         pytest.skip("cupy is installed")
     with pytest.raises(UnsupportedError, match="cupy"):
         Tensor.from_dlpack(np.ones(1)).to_device(device)
+
+
+class _Column:
+    """Strings of another library: DLPack knows none, numpy can read them."""
+
+    def __init__(self, elements: Any) -> None:
+        self.elements = elements
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise TypeError("DLPack has no strings")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.elements, dtype)
+
+
+def test_strings_of_another_library() -> None:
+    tensor = Tensor.from_dlpack(_Column(np.array([["a", "ü"]], object)))
+    assert (tensor.data_type, tensor.shape) == (DataType.BYTES, (1, 2))
+    assert np.asarray(tensor).tolist() == [[b"a", "ü".encode()]]
+    # Numbers go by DLPack, or not at all.
+    with pytest.raises(InvalidArgumentError, match="DLPack has no strings"):
+        Tensor.from_dlpack(_Column(np.zeros(2)))

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,51 @@ def generator_text(requests: Any) -> Iterator[list[Outputs]]:
 
 def make_text() -> Callable[..., Any]:
     return text
+
+
+class Column:
+    """An array of another library, as a column of a table is: numpy can read it, and it is none of numpy's."""
+
+    def __init__(self, elements: Any) -> None:
+        self.elements = elements
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return np.array(self.elements, dtype=dtype or object)
+
+
+def texts_of(number: int) -> list[list[str]]:
+    """Texts that differ with each number: six of the one sample that is asked for."""
+    random = Random(number)
+    letters = 'aZ 0\u00df\u20ac\U0001f600\0\n"'
+    return [["".join(random.choices(letters, k=random.randrange(40))) for _ in range(6)]]
+
+
+def kinds(requests: Any) -> list[Any]:
+    """Answers with the same texts as objects, as numpy's own strings, and as a column of another library."""
+    answers = []
+    for request in requests:
+        texts = texts_of(int(request["x"][0, 0]))
+        own = np.array(texts, dtypes.StringDType() if hasattr(dtypes, "StringDType") else object)
+        answers.append({"objects": np.array(texts, object), "own": own, "column": Column(texts)})
+    return answers
+
+
+@batch
+def whole_kinds(x: Array) -> Any:
+    [outputs] = kinds([{"x": x}])
+    return outputs
+
+
+async def coroutine_kinds(requests: Any) -> list[Any]:
+    return kinds(requests)
+
+
+def generator_kinds(requests: Any) -> Iterator[list[Any]]:
+    yield kinds(requests)
+
+
+def make_kinds() -> Callable[..., Any]:
+    return kinds
 
 
 def changed(requests: Any) -> list[Outputs]:
@@ -238,6 +284,44 @@ def test_callables_of_one_model_warn_once(triton: Triton, warnings: Callable[[in
 def test_numpys_own_strings_are_strings(way: Any, triton: Triton, server: Server) -> None:
     with asking(way, text, [Tensor((-1,), bytes, "t")], triton, server) as ask:
         assert ask(1)["t"].tolist() == [[element.encode() for element in STRINGS]]
+
+
+KINDS_OUTPUTS = [Tensor((6,), bytes, name) for name in ("objects", "own", "column")]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [kinds, whole_kinds, coroutine_kinds, generator_kinds, "process", "in process", "remote"],
+    ids=lambda way: getattr(way, "__name__", way),
+)
+def test_strings_of_all_kinds_are_the_same_to_callers(way: Any, triton: Triton, server: Server) -> None:
+    with asking(way, kinds, KINDS_OUTPUTS, triton, server) as ask:
+        for number in range(20):
+            answer = ask(number)
+            expected = [[text.encode() for text in row] for row in texts_of(number)]
+            assert {name: array.tolist() for name, array in answer.items()} == dict.fromkeys(answer, expected)
+            assert answer.keys() == {"objects", "own", "column"}
+
+
+class Refuses:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        raise TypeError("it lies on a device")
+
+
+def refused(requests: Any) -> list[Any]:
+    return [{"y": Refuses()} for _ in requests]
+
+
+@pytest.mark.parametrize("way", [refused, "in process"], ids=["threads", "in process"])
+def test_what_cannot_be_an_array_is_refused_with_the_reason(way: Any, triton: Triton, server: Server) -> None:
+    with (
+        asking(way, refused, [Tensor((1,), np.float32, "y")], triton, server) as ask,
+        pytest.raises(
+            (PyTritonClientInferenceServerError, inprocess.TritonError),
+            match=r"and cannot become one \(TypeError: it lies on a device\)",
+        ),
+    ):
+        ask(1)
 
 
 CHANGED_OUTPUTS = [Tensor((1,), np.int8, "whole"), Tensor((1,), np.float32, "real")]

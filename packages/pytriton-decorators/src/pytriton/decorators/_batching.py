@@ -16,7 +16,7 @@ from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, PendingScope, Scope, make_scope
 from pytriton.decorators._calls.types import InferCallable, InferenceResults
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, requests_signature
-from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request
+from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request, to_arrays
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
 __all__ = ["batch", "sample"]
@@ -112,7 +112,7 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
 
 def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[Any]], InferenceResults]:
     def finish(results: list[Any]) -> InferenceResults:
-        outputs = convert_output(results[0], wrapped, instance)
+        outputs = to_arrays(convert_output(results[0], wrapped, instance))
         partial = isinstance(outputs, PartialOutputs)
         rows = len(outputs.rows) if isinstance(outputs, PartialOutputs) else sum(sizes)
         check_rows(outputs, rows, sizes=sizes)
@@ -135,6 +135,7 @@ def _make_batch_call(
             # For a generator, an awaitable or an unknown object, the decorator works request by request.
             return combine([outputs], Plan([((), inputs, make_scope(scope))], _finisher(sizes, wrapped, instance)))
         outputs = dict(convert_output(outputs, wrapped, instance))
+    outputs = to_arrays(outputs)
     check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes), sizes=sizes)
     return outputs
 

@@ -1,4 +1,4 @@
-"""Casts of numbers to the declared dtype of an output, and what they change."""
+"""Outputs as numpy arrays, casts of numbers to the declared dtype, and what they change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["cast_numbers"]
+__all__ = ["as_array", "cast_numbers"]
+
+
+def as_array(value: Any) -> Any:
+    """Return an array of another library, such as a column of pandas or pyarrow, as one of numpy.
+
+    Everything else is returned as it is, and so is what cannot be a numpy array, such as a tensor on a device: whoever
+    serves the callable refuses it with the reason.
+    """
+    if type(value) is np.ndarray or not hasattr(value, "__array__"):
+        return value
+    try:
+        return np.asarray(value)
+    except Exception:
+        return value
 
 
 def cast_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:

@@ -22,7 +22,7 @@ from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import Scope, current_scope, find_batched_arrays
 from pytriton.decorators._calls.types import InferenceResult
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
-from pytriton.decorators._rows import PartialOutputs, check_rows, merge
+from pytriton.decorators._rows import PartialOutputs, check_rows, merge, to_arrays
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
 __all__ = ["group_by_keys", "group_by_values"]
@@ -226,7 +226,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             for span, result in zip(spans, results, strict=True):
                 if result is EXHAUSTED:
                     continue
-                outputs = convert_output(result, wrapped, instance)
+                outputs = to_arrays(convert_output(result, wrapped, instance))
                 count = len(outputs.rows) if isinstance(outputs, PartialOutputs) else span.stop - span.start
                 check_rows(outputs, count, "@group_by_values")
                 parts.append((span, outputs))

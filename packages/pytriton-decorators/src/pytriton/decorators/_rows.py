@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytriton.decorators._calls.inputs import replace_arrays
+from pytriton.decorators._casts import as_array
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
-__all__ = ["PartialOutputs", "check_rows", "merge", "split_by_request"]
+__all__ = ["PartialOutputs", "check_rows", "merge", "split_by_request", "to_arrays"]
 
 
 class PartialOutputs(dict[str, Any]):
@@ -29,6 +30,13 @@ class PartialOutputs(dict[str, Any]):
         super().__init__(outputs)
         self.rows = rows
         self.template = template
+
+
+def to_arrays(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return outputs with numpy arrays in place of those of other libraries, whose rows cannot all be split alike."""
+    if type(outputs) is not dict or all(type(value) is np.ndarray for value in outputs.values()):
+        return outputs
+    return {name: as_array(value) for name, value in outputs.items()}
 
 
 def check_rows(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytriton.decorators._calls.inputs import get_arrays, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._casts import cast_numbers
+from pytriton.decorators._casts import as_array, cast_numbers
 from pytriton.decorators._fake_request import request_type
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -175,6 +175,7 @@ class Checker:
 
     def _output(self, name: str, value: Any, index: int) -> Any:
         where = f"Output {name!r} of request {index}"
+        value = as_array(value)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise _mismatch_error(where, name, index, "type", "a numpy array", f"{type(value).__name__} {value!r:.100}")
         array = np.asarray(value)

@@ -38,6 +38,18 @@ def test_encode(array: np.ndarray[Any, Any], payload: bytes) -> None:
     assert encode_strings(array) == payload
 
 
+@pytest.mark.skipif(not hasattr(np, "dtypes") or not hasattr(np.dtypes, "StringDType"), reason="since numpy 2")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(), max_size=12), st.integers(1, 3))
+def test_numpys_own_strings_are_sent_as_the_same_text_in_objects(elements: list[str], step: int) -> None:
+    elements = [element for element in elements if element.isprintable() or "\0" in element]
+    own = np.array(elements, np.dtypes.StringDType())
+    kept = objects([element.encode() for element in own.tolist()])
+    for strings, expected in ((own, kept), (own[::step], kept[::step]), (own[::-1, None], kept[::-1, None])):
+        assert encode_strings(strings) == encode_strings(expected)
+        assert encode_strings(strings.reshape(1, -1).T) == encode_strings(expected.reshape(1, -1).T)
+
+
 @pytest.mark.parametrize("element", [None, 1, 1.5, ["a"], np.int64(3)])
 def test_encode_names_the_element_that_is_no_string(element: object) -> None:
     with pytest.raises(TypeError, match=rf"element 1 .* must be bytes or str, got {type(element).__name__}"):

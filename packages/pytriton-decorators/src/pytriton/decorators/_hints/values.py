@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytriton.decorators._casts import cast_numbers
+from pytriton.decorators._casts import as_array, cast_numbers
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
@@ -175,8 +175,8 @@ class Value:
 
     def _checked_array(self, value: Any, name: str, model: str) -> np.ndarray[Any, Any]:
         dtype = self._array_dtype
-        if isinstance(value, np.generic) and not self.dims:
-            value = np.asarray(value)
+        if not (isinstance(value, np.generic) and self.dims):
+            value = as_array(value)
         if not isinstance(value, np.ndarray):
             raise self._rejected(name, model, describe_value(value), "a numpy array (numpy.asarray makes one)")
         shape = value.shape

@@ -188,6 +188,9 @@ class Tensor:
         try:
             return Tensor(*import_dlpack(obj))
         except InvalidArgumentError:
+            strings = _strings_of(obj)
+            if strings is not None:
+                return _encoded(strings)
             contiguous = _contiguous_copy(obj)
             if contiguous is None:
                 raise
@@ -390,6 +393,18 @@ def _encoded(array: Array) -> Tensor:
             received=error.object,
         ) from error
     return tensor_of_array(DataType.BYTES, array.shape, np.frombuffer(encoded, np.uint8))
+
+
+def _strings_of(obj: Any) -> Array | None:
+    """Return the strings of another library's array, which DLPack does not know; None for anything else."""
+    if not hasattr(obj, "__array__"):
+        return None
+    try:
+        array = np.asarray(obj)
+    except Exception:
+        # On a device, for example.
+        return None
+    return array if array.dtype.kind in "OSUT" else None
 
 
 def _contiguous_copy(obj: Any) -> Any:

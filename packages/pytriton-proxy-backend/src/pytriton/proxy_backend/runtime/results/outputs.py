@@ -257,15 +257,7 @@ class OutputChecker:
         )
 
     def _convert(self, value: object, spec: TensorSpec, index: int) -> Array:
-        if not isinstance(value, (np.ndarray, np.generic)):
-            raise self._error(
-                "an output must be a numpy array (numpy.asarray makes one)",
-                spec.name,
-                index,
-                "a numpy array",
-                f"{type(value).__name__}: {shown(value)}",
-            )
-        array = np.asarray(value)
+        array = self._array_of(value, spec, index)
         kind = array.dtype.kind
         if spec.dtype.kind == "O":
             if kind in "OSUT":
@@ -296,6 +288,24 @@ class OutputChecker:
             if spec.dtype.kind == "O"
             else f"dtype {spec.dtype}{', or one that it has all values of' if self._model.strict else ''}",
             f"dtype {array.dtype}",
+        )
+
+    def _array_of(self, value: object, spec: TensorSpec, index: int) -> Array:
+        """Return a value as an array: arrays of other libraries give their elements to numpy, lists have no type."""
+        if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
+            try:
+                return np.asarray(value)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+        else:
+            reason = ""
+        raise self._error(
+            "an output must be a numpy array"
+            + (f", and cannot become one ({reason})" if reason else " (numpy.asarray makes one)"),
+            spec.name,
+            index,
+            "a numpy array",
+            f"{type(value).__name__}: {shown(value)}",
         )
 
     def _check_not_ragged(self, array: Array, spec: TensorSpec, index: int) -> None:
