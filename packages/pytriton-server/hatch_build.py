@@ -16,6 +16,7 @@ Standard library only, since it runs in build environments of every supported Py
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -44,6 +45,9 @@ NVIDIA_PLATFORM = "manylinux_2_35_{arch}"
 # A stub starts only with an interpreter of its own version, and ours starts at 3.10.
 STUB_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
+# What a server consists of, with the licence of each: names of files begin with one of `files`, and what has none is in
+# the binaries of Triton. `text` is the file of `licenses/` with the licence's text.
+COMPONENTS = Path(__file__).resolve().parent / "components.json"
 PACKAGE_PATH = "pytriton/server/_tritonserver"
 EDITABLE_FOLDER = Path(__file__).resolve().parent / "src" / PACKAGE_PATH
 SOURCE_FILE = "SOURCE"
@@ -334,6 +338,67 @@ def use_plain_libpython(stub: Path, version: str) -> None:
             stub.write_bytes(data.replace(name.encode() + b"\0", plain.encode().ljust(len(name), b"\0") + b"\0"))
 
 
+# --- what it carries of others ---------------------------------------------------------------------------------------
+
+
+def bill_of_materials(folder: Path, version: str) -> dict[str, Any]:
+    """Describe what is in an assembled server, as CycloneDX does: components, their licences and files.
+
+    Args:
+        folder: The assembled server.
+        version: Of this distribution.
+    """
+    described: list[dict[str, Any]] = json.loads(COMPONENTS.read_text(encoding="utf-8"))
+    files = {path.relative_to(folder).as_posix(): path for path in files_below(folder)}
+    components = [_component(each, files) for each in described]
+    # Of a server that somebody brought there may be files that the table does not know; ours has none.
+    components += [_file(name, path) for name, path in files.items() if not _is_no_component(name)]
+    reference = f"pkg:pypi/pytriton-server@{version}"
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library",
+                "bom-ref": reference,
+                "name": "pytriton-server",
+                "version": version,
+                "purl": reference,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+            }
+        },
+        "components": components,
+        "dependencies": [{"ref": reference, "dependsOn": [each["bom-ref"] for each in components]}],
+    }
+
+
+def _component(described: dict[str, Any], files: dict[str, Path]) -> dict[str, Any]:
+    """Describe a component, and take its files out of those that nothing was found for."""
+    own = [name for name in files if name.rpartition("/")[2].startswith(tuple(described["files"]))]
+    component: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": described["name"],
+        "name": described["name"],
+        "licenses": [{"expression": described["license"]}],
+        "externalReferences": [{"type": "website", "url": described["url"]}],
+    }
+    if "version" in described:
+        component["version"] = described["version"]
+    if own:
+        component["components"] = [_file(name, files.pop(name)) for name in own]
+    return component
+
+
+def _file(name: str, path: Path) -> dict[str, Any]:
+    hashes = [{"alg": "SHA-256", "content": sha256(path)}]
+    return {"type": "file", "bom-ref": f"{PACKAGE_PATH}/{name}", "name": f"{PACKAGE_PATH}/{name}", "hashes": hashes}
+
+
+def _is_no_component(name: str) -> bool:
+    return name == SOURCE_FILE or name.startswith("licenses/")
+
+
 # --- the hook ------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +449,10 @@ class TritonServerBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{source.platform}"
         build_data["force_include"].update(force_included(folder))
+        described = folder.parent / "tritonserver.cdx.json"
+        described.write_text(json.dumps(bill_of_materials(folder, self.metadata.version), indent=1) + "\n")
+        # In `sboms/` of the metadata (PEP 770).
+        build_data["sbom_files"].append(str(described))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was only needed while the wheel was written."""

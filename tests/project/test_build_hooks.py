@@ -1,6 +1,7 @@
 """The build hooks of pytriton-server and pytriton-proxy-backend, in the cases that a built wheel does not show."""
 
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomli
 
 from pytriton.proxy_backend.python_proxy.bundle import PACKAGE, read_bundle
 from support.paths import ROOT, load_program
@@ -107,6 +109,39 @@ def test_a_wheel_with_another_hash_is_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     with pytest.raises(server.BundleError, match=r"(?s)HASHES.*PYTRITON_TRITONSERVER_DIR"):
         server.fetch_wheel(arch, tmp_path)
+
+
+def test_every_file_of_others_has_a_licence_a_text_and_a_notice(server: types.ModuleType) -> None:
+    components = json.loads(server.COMPONENTS.read_text())
+    folder = server.COMPONENTS.parent
+    project = tomli.loads((folder / "pyproject.toml").read_text())["project"]
+    # As in `A AND (B OR C)`; of alternatives one part of the expression has them all.
+    parts = {part.strip("()") for part in project["license"].split(" AND ")}
+    assert parts == {component["license"] for component in components} | {"Apache-2.0"}
+    notice = (folder / "NOTICE").read_text()
+    for component in components:
+        text = folder / component["text"]
+        assert (text if text.name == "LICENSE" else folder / "licenses" / text.name).is_file(), component["name"]
+        for name in component["files"]:
+            assert name.startswith(("tritonserver", "libtriton", "triton_")) or re.search(rf"\b{name}\b", notice), name
+
+
+def test_the_bill_of_materials_has_every_file_once(server: types.ModuleType) -> None:
+    folder = server.EDITABLE_FOLDER
+    assert folder.is_dir(), "run `python3 tools/dev.py native`"
+    bill = server.bill_of_materials(folder, "9.9.9")
+    assert bill == server.bill_of_materials(folder, "9.9.9")
+    nested = [each for component in bill["components"] for each in component.get("components", [component])]
+    files = {each["name"].removeprefix(f"{server.PACKAGE_PATH}/"): each for each in nested if each["type"] == "file"}
+    there = {path.relative_to(folder).as_posix(): path for path in server.files_below(folder)}
+    assert files.keys() == {name for name in there if name != "SOURCE" and not name.startswith("licenses/")}
+    name = "bin/tritonserver"
+    assert files[name]["hashes"] == [{"alg": "SHA-256", "content": server.sha256(there[name])}]
+    # None that the table of components does not know.
+    assert all(component["type"] == "library" for component in bill["components"])
+    assert bill["metadata"]["component"]["purl"] == "pkg:pypi/pytriton-server@9.9.9"
+    references = [each["bom-ref"] for each in [*bill["components"], *files.values()]]
+    assert len(set(references)) == len(references)
 
 
 def test_the_server_can_be_left_out(server: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

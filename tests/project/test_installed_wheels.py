@@ -1,6 +1,7 @@
 """What a user gets: the built distributions in environments that know nothing of this checkout."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -193,6 +194,12 @@ def test_wheels_hold_their_binaries_and_name_a_platform(built: Path) -> None:
     names = server.namelist()
     assert any(name.startswith("pytriton/server/_tritonserver/licenses/") for name in names)
     assert any(name.endswith(".dist-info/licenses/NOTICE") for name in names)
+    assert any(name.endswith(".dist-info/licenses/licenses/LGPL-2.1.txt") for name in names)
+    [bill] = [name for name in names if ".dist-info/sboms/" in name]
+    described = json.loads(server.read(bill))
+    assert (described["bomFormat"], described["metadata"]["component"]["name"]) == ("CycloneDX", "pytriton-server")
+    [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+    assert "License-Expression: Apache-2.0 AND BSD-2-Clause AND " in server.read(metadata).decode()
     assert not any("libpython" in name for name in names)
     proxy = zipfile.ZipFile(next(built.glob("pytriton_proxy_backend-*.whl")))
     assert "pytriton/proxy_backend/_lib/libtriton_pytriton.so" in proxy.namelist()
