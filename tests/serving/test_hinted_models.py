@@ -73,7 +73,7 @@ def test_callers_read_the_words_of_the_author(triton: Triton, protocol: str) -> 
         assert hints() == ["str", "dict[str, Any]", "float"]
         with ModelClient(url, "author") as client:
             with pytest.raises(
-                PyTritonClientValueError, match=r"bytes or str in every element \(its hint is str\), rec"
+                PyTritonClientValueError, match=r"expected bytes or str \(its hint is str\), received int 5\."
             ):
                 client.infer_sample(5)
             with pytest.raises(PyTritonClientValueError, match=r"expected the shape \(1\), as its hint str says"):

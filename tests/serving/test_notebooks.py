@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from support.processes import free_ports
 from support.waiting import PATIENCE_S
 
 pytest.importorskip("ipykernel")
@@ -103,3 +104,25 @@ def test_cells_are_run_again_and_errors_appear_below_the_call(notebook: Notebook
     [answer] = notebook.run(ASK)
     assert answer.text == "{'y': array([ 6., 12., 18.], dtype=float32)}\n"
     assert [output.text for output in notebook.run("print(triton.stop())")] == ["True\n"]
+
+
+def test_the_cell_of_the_server_is_run_again(notebook: Notebook) -> None:
+    ports = free_ports(3)
+    config = "http_port={}, grpc_port={}, metrics_port={}".format(*ports)
+    notebook.run(START.replace("triton = Triton(config=TritonConfig(http_port=0, grpc_port=0, metrics_port=0))", ""))
+    start = f"triton = Triton(config=TritonConfig({config}))\ntriton.run()\ntriton"
+    for factor in (1, 2, 3):
+        # The outputs of the kernel still have the object that the cell has shown.
+        outputs = notebook.run(start)
+        shown = [output.data["text/html"] for output in outputs if output.output_type == "execute_result"]
+        assert ["served at http" in text for text in shown] == [True], outputs
+        told = "".join(output.text for output in outputs if output.output_type == "stream")
+        assert ("the old server is stopped" in told) == (factor > 1), outputs
+        notebook.run(BIND.format(factor=factor, output="Y"))
+        [answer] = notebook.run(ASK)
+        assert answer.text == f"{{'y': array([{factor}., {2 * factor}., {3 * factor}.], dtype=float32)}}\n"
+    # One that the program has in hand is nobody's to stop.
+    notebook.run("mine = triton")
+    [error] = notebook.run(start)
+    assert (error.ename, "that of another Triton object" in error.evalue) == ("PortInUseError", True)
+    assert [output.text for output in notebook.run("print(mine.stop())")] == ["True\n"]

@@ -258,3 +258,40 @@ def test_a_conversion_is_advised_where_it_keeps_the_values(value: Any, dtype: An
     with pytest.raises(PyTritonClientValueError) as refused:
         to_wire_array(value, TensorSpec("x", (-1,), dtype))
     assert (".astype(" in refused.value.message) is is_advised
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "texts"),
+    [
+        ("dict", {"a": [1, "é"]}, ['{"a": [1, "\\u00e9"]}']),
+        ("dict[str, Any]", [{"a": 1}, {}], ['{"a": 1}', "{}"]),
+        ("dict", '{"a": 1}', ['{"a": 1}']),
+        ("list[dict]", [{"a": 1}, {"b": 2}], ['[{"a": 1}, {"b": 2}]']),
+        ("list[dict[str, Any]]", [], ["[]"]),
+        ("list[dict]", [[{"a": 1}], []], ['[{"a": 1}]', "[]"]),
+        ("list[dict]", ["[]", b"[{}]"], ["[]", "[{}]"]),
+    ],
+)
+def test_what_the_author_takes_as_a_dictionary_is_sent_as_json(hint: str, value: Any, texts: list[str]) -> None:
+    array = to_wire_array(value, TensorSpec("x", (1,), np.bytes_, hint=hint))
+    assert [element.decode() if isinstance(element, bytes) else element for element in array.ravel().tolist()] == texts
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "told"),
+    [
+        (
+            "dict",
+            {"a": {1}},
+            "expected what JSON can say (its hint is dict), received dict {'a': {1}} (Object of type set",
+        ),
+        ("dict", {"a": float("nan")}, "what JSON can say"),
+        ("list[dict]", [{"a": object()}], "what JSON can say"),
+        ("str", {"a": 1}, "expected bytes or str (its hint is str), received dict {'a': 1}."),
+        ("", {"a": 1}, "expected bytes or str, received dict {'a': 1}."),
+    ],
+)
+def test_what_json_cannot_say_is_refused(hint: str, value: Any, told: str) -> None:
+    with pytest.raises(PyTritonClientValueError) as caught:
+        to_wire_array(value, TensorSpec("x", (1,), np.bytes_, hint=hint))
+    assert told in str(caught.value)

@@ -102,6 +102,28 @@ def test_wrong_names_or_number(args: Any, named: Any, received: str) -> None:
     assert caught.value.received == received
 
 
+def test_a_name_that_was_meant_is_told() -> None:
+    spec = ModelSpec("m", inputs=(TensorSpec("text", (1,), np.bytes_, hint="str"), TensorSpec("times", (1,), np.int64)))
+    for named, told in (
+        (
+            {"txet": "a", "times": 1},
+            "'text' (str), 'times'; received 'txet', 'times' (without text). Did you mean 'text'?",
+        ),
+        ({"text": "a", "tiems": 1}, "Did you mean 'times'?"),
+        ({"q" * 10**6: "a"}, "(without text, times)."),
+    ):
+        with pytest.raises(PyTritonClientValueError) as caught:
+            build_request(
+                spec,
+                check_call((), named, None, None),
+                model_name="m",
+                model_version=None,
+                request_id="",
+                is_batch=False,
+            )
+        assert str(caught.value).endswith(told)
+
+
 def test_batch_without_batch_axis() -> None:
     with pytest.raises(PyTritonClientValueError, match=r"Input 'a': expected a batch, .*\(batch, 2,\).* infer_sample"):
         build(np.array(1, np.float32), is_batch=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from pytriton.server.errors import PortInUseError
-from pytriton.server.models.notebooks import in_notebook
+from pytriton.server.models.notebooks import forget_shown, in_notebook
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver.ports import ReservedPorts, fixed_addresses
 from pytriton.triton._life import ServerLife
@@ -86,6 +86,8 @@ class Registry(Generic[_Owner]):
             return
         for alias, handle in self._on_ports(fixed_addresses(config)):
             if handle() is not None:
+                # What a cell has shown is not what the program has in hand.
+                forget_shown(handle())
                 # Only the garbage collector finds cycles.
                 gc.collect()
             if handle() is not None:

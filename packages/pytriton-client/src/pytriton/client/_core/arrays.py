@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,18 +14,40 @@ from .spec import TensorSpec
 
 __all__ = ["to_wire_array"]
 
+# How the hints of values begin that travel as the text of JSON.
+_OBJECT, _LIST_OF_OBJECTS = "dict", "list[dict"
+
 
 def to_wire_array(value: object, tensor: TensorSpec, casting: Casting = "safe") -> npt.NDArray[Any]:
     """Convert one input to the declared type if no value changes.
 
     Arrays follow numpy's safe casting, or ``casting``; of lists and scalars, whose type nobody chose, the values
-    decide. Text is encoded as UTF-8. A scalar for a tensor whose every length may be 1 becomes an array of that rank.
+    decide. Text is encoded as UTF-8, and what the author of the model takes as a dictionary, or as a list of them, as
+    the text of JSON. A scalar for a tensor whose every length may be 1 becomes an array of that rank.
     """
+    if tensor.dtype is np.bytes_ and tensor.hint.startswith(_LIST_OF_OBJECTS):
+        value = _write_lists(value, tensor)
     array = _to_byte_strings(value, tensor) if tensor.dtype is np.bytes_ else _to_numbers(value, tensor, casting)
     if array.ndim == 0 and not isinstance(value, np.ndarray) and all(length in (1, -1) for length in tensor.shape):
         # Triton has no tensor without axes, so a scalar means one element.
         array = array.reshape((1,) * len(tensor.shape))
     return array
+
+
+def _write_lists(value: object, tensor: TensorSpec) -> object:
+    """Return lists of dictionaries as the texts of their JSON: one of them, or each of a batch."""
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(element, dict) for element in value):
+        return _write_json(value, tensor)
+    return [_write_json(element, tensor) if isinstance(element, list) else element for element in value]
+
+
+def _write_json(value: object, tensor: TensorSpec) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        _refuse(tensor, "what JSON can say", f"{_show(value)} ({error})", cause=error)
 
 
 def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDArray[Any]:
@@ -123,7 +146,7 @@ def _to_byte_strings(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
     if all(type(element) is bytes for element in elements):
         return array
     encoded = np.empty(len(elements), dtype=object)
-    encoded[:] = [_encode(element, index, tensor) for index, element in enumerate(elements)]
+    encoded[:] = [_encode(element, index if array.ndim else None, tensor) for index, element in enumerate(elements)]
     return encoded.reshape(array.shape)
 
 
@@ -134,15 +157,20 @@ def _freeze(value: object) -> object:
     return [_freeze(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
-def _encode(element: object, index: int, tensor: TensorSpec) -> bytes:
+def _encode(element: object, index: int | None, tensor: TensorSpec) -> bytes:
+    """Return the bytes of an element; without an index it is the whole value."""
+    if isinstance(element, dict) and tensor.hint.startswith(_OBJECT):
+        return _write_json(element, tensor)
+    where = "" if index is None else f" as element {index}"
     if isinstance(element, (bytes, bytearray, memoryview)):
         return bytes(element)
     if isinstance(element, str):
         try:
             return element.encode("utf-8")
         except UnicodeEncodeError as error:
-            _refuse(tensor, "text that UTF-8 can encode", f"{_show(element)} as element {index} ({error})", cause=error)
-    _refuse(tensor, "bytes or str in every element", f"{_show(element)} as element {index}")
+            _refuse(tensor, "text that UTF-8 can encode", f"{_show(element)}{where} ({error})", cause=error)
+    wanted = "bytes or str" + (" in every element" if where else "")
+    _refuse(tensor, wanted, f"{_show(element)}{where}")
 
 
 def _has_own_type(value: object) -> bool:

@@ -12,9 +12,10 @@ Nothing here waits, opens a connection or imports a library that does.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -46,6 +47,9 @@ __all__ = [
     "is_end_of_stream",
     "is_same_form",
 ]
+
+# Of a longer name the beginning is compared.
+_MOST_COMPARED = 64
 
 
 class ModelResult(dict[str, Any]):
@@ -353,16 +357,27 @@ def _pair(spec: ModelSpec, call: InferCall) -> list[tuple[TensorSpec, object]]:
     known = {tensor.name for tensor in spec.inputs}
     missing = [tensor.name for tensor in spec.inputs if not tensor.optional and tensor.name not in inputs]
     if missing or not known.issuperset(inputs):
-        _refuse_inputs(spec, ", ".join(map(repr, inputs)) + (f" (without {', '.join(missing)})" if missing else ""))
+        received = ", ".join(map(repr, inputs)) + (f" (without {', '.join(missing)})" if missing else "")
+        _refuse_inputs(spec, received, _find_meant(inputs, spec))
     return [(tensor, inputs[tensor.name]) for tensor in spec.inputs if tensor.name in inputs]
 
 
-def _refuse_inputs(spec: ModelSpec, received: str) -> NoReturn:
+def _find_meant(given: Collection[str], spec: ModelSpec) -> str:
+    """Return a question whether an input was meant by a name that is none; empty where none is near."""
+    left = [tensor.name for tensor in spec.inputs if tensor.name not in given]
+    for name in given:
+        if all(tensor.name != name for tensor in spec.inputs):
+            for likely in difflib.get_close_matches(name[:_MOST_COMPARED], left, 1):
+                return f" Did you mean {likely!r}?"
+    return ""
+
+
+def _refuse_inputs(spec: ModelSpec, received: str, question: str = "") -> NoReturn:
     names = ", ".join(map(_named, spec.inputs))
     count = {0: "no inputs", 1: "the input"}.get(len(spec.inputs), f"{len(spec.inputs)} inputs")
     expected = f"{count} {names}".rstrip()
     raise PyTritonClientValueError(
-        f"Model {spec.model_name}: expected {expected}; received {received}.",
+        f"Model {spec.model_name}: expected {expected}; received {received}.{question}",
         model_name=spec.model_name,
         expected=expected,
         received=received,

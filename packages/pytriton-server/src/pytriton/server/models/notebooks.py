@@ -1,13 +1,38 @@
 """Whether this process is the kernel of a notebook, whose user reads errors in the cell that has called."""
 
+import re
 import sys
+from typing import Any
 
-__all__ = ["in_notebook"]
+__all__ = ["forget_shown", "in_notebook"]
+
+# The names under which IPython keeps what a cell has shown.
+_KEPT = re.compile(r"_{1,3}|_\d+")
 
 
 def in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
+    # IPython in a terminal has no kernel.
+    return getattr(_shell(), "kernel", None) is not None
+
+
+def forget_shown(value: object) -> None:
+    """Take a value out of the outputs of a notebook, which keep all that a cell has shown in its last line."""
+    shell: Any = _shell()
+    # What is hidden has a second reference.
+    for variables in (shell.user_ns, shell.user_ns_hidden):
+        for name in [name for name, kept in variables.items() if kept is value and _KEPT.fullmatch(name)]:
+            del variables[name]
+    outputs = shell.user_ns.get("_oh", {})
+    for number in [number for number, kept in outputs.items() if kept is value]:
+        del outputs[number]
+    for holder, names in ((shell.displayhook, ("_", "__", "___")), (shell.last_execution_result, ("result",))):
+        for name in names:
+            if getattr(holder, name, None) is value:
+                setattr(holder, name, None)
+
+
+def _shell() -> object:
     # A notebook has imported IPython, so it is not imported here.
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    # IPython in a terminal has no kernel.
-    return get_shell is not None and getattr(get_shell(), "kernel", None) is not None
+    return None if get_shell is None else get_shell()
