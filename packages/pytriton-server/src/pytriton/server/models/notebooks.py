@@ -19,17 +19,19 @@ def in_notebook() -> bool:
 def forget_shown(value: object) -> None:
     """Take a value out of the outputs of a notebook, which keep all that a cell has shown in its last line."""
     shell: Any = _shell()
-    # What is hidden has a second reference.
-    for variables in (shell.user_ns, shell.user_ns_hidden):
-        for name in [name for name, kept in variables.items() if kept is value and _KEPT.fullmatch(name)]:
-            del variables[name]
-    outputs = shell.user_ns.get("_oh", {})
+    variables = getattr(shell, "user_ns", {})
+    # What is hidden has a second reference. Other kernels may have none of these.
+    for names in (variables, getattr(shell, "user_ns_hidden", {})):
+        for name in [name for name, kept in names.items() if kept is value and _KEPT.fullmatch(name)]:
+            del names[name]
+    outputs = variables.get("_oh", {})
     for number in [number for number, kept in outputs.items() if kept is value]:
         del outputs[number]
-    for holder, names in ((shell.displayhook, ("_", "__", "___")), (shell.last_execution_result, ("result",))):
-        for name in names:
-            if getattr(holder, name, None) is value:
-                setattr(holder, name, None)
+    for holder, attributes in (("displayhook", ("_", "__", "___")), ("last_execution_result", ("result",))):
+        held = getattr(shell, holder, None)
+        for name in attributes:
+            if held is not None and getattr(held, name, None) is value:
+                setattr(held, name, None)
 
 
 def _shell() -> object:
