@@ -27,6 +27,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools import lowest as lowest_releases  # noqa: E402
 from tools import newer_pythons  # noqa: E402 - found by the line above, also where a test loads this file
 
 TOOLS = ROOT / ".tools"
@@ -515,10 +516,12 @@ def matrix_pythons(versions: Sequence[str] | None = None) -> tuple[dict[str, Pat
     return there, newer, lines
 
 
-def matrix_in_root(runner: Runner, versions: Sequence[str], arguments: Sequence[str]) -> None:
+def matrix_in_root(
+    runner: Runner, versions: Sequence[str], arguments: Sequence[str], command_name: str = "matrix"
+) -> None:
     """Run the matrix of some versions with the interpreters of the root; it prints what it skips itself."""
     first = newer_pythons.interpreter(versions[-1])
-    command = [str(first), str(Path(__file__).resolve()), "matrix", *(f"--python={each}" for each in versions)]
+    command = [str(first), str(Path(__file__).resolve()), command_name, *(f"--python={each}" for each in versions)]
     folders = [str(newer_pythons.interpreter(version).parent) for version in versions]
     path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
     runner.program(
@@ -548,6 +551,47 @@ def run_on(
     if sources:
         check_sources(runner, *selection[1:], environment="matrix:", title=f", {name}", extra=extra)
     runner.step(name + title, *selection, "matrix:test", *arguments, extra=extra)
+    return []
+
+
+def lowest(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run some tests with the lowest releases that our distributions take, on the oldest and the newest Python."""
+    parser = argparse.ArgumentParser(prog="python3 tools/dev.py lowest", allow_abbrev=False)
+    parser.add_argument("--python", action="append", choices=MATRIX_PYTHONS, help="this version; can be repeated")
+    parser.add_argument("--case", action="append", choices=lowest_releases.CASES, help="this one; can be repeated")
+    options, tests = parser.parse_known_args(arguments)
+    cases = options.case or list(lowest_releases.CASES)
+    there, newer, skipped = matrix_pythons(options.python or (MATRIX_PYTHONS[0], MATRIX_PYTHONS[-1]))
+    code = prepare(runner)
+    if code != 0:
+        return code
+    for version, interpreter in there.items():
+        maker = lowest_releases.Maker(
+            runner.home / "hatch" / "bin" / "uv", ROOT, interpreter, TOOLS / "lowest" / version, OVERRIDES,
+            runner.environment,
+        )  # fmt: skip
+        for case in cases:
+            skipped += lowest_of(runner, maker, f"Python {version}, lowest releases, {case}", case, tests)
+    if newer:
+        matrix_in_root(runner, newer, [*(f"--case={case}" for case in cases), *tests], "lowest")
+    code = runner.finish()
+    say_skipped(skipped)
+    return code
+
+
+def lowest_of(
+    runner: Runner, maker: lowest_releases.Maker, title: str, case: str, arguments: Sequence[str]
+) -> list[str]:
+    """Run the tests of one case with the lowest releases; return a line where there are no wheels for it."""
+    try:
+        python = maker.make(case)
+    except lowest_releases.LowestError as error:
+        if "no usable wheels" in str(error):
+            return [f"{title}: {error}"]
+        raise DevError(f"{title}: {error}") from error
+    # Releases of such an age use what today's others call deprecated.
+    tests = ["-W", "default", *NO_SLOW_TESTS, *lowest_releases.CASES[case].tests, *arguments]
+    runner.program(title, [str(python), "-m", "pytest", "-n", "0", *tests], runner.environment)
     return []
 
 
@@ -732,6 +776,7 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
     "docs": docs,
     "build": build,
     "matrix": matrix,
+    "lowest": lowest,
     "soak": soak,
     "coverage": coverage,
     "run": run,

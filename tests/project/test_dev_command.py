@@ -484,3 +484,14 @@ def test_each_environment_has_its_lock(dev: Any) -> None:
             == (ROOT / "tools" / "locks" / f"{name}.txt").as_uri()
         )
     assert [it.specifier for it in locked_in(dev, "numpy1")["numpy"]] == ["==1.26.4"]
+
+
+def test_what_is_tried_with_the_lowest_releases_is_there(dev: ModuleType) -> None:
+    extras = tomli.loads((ROOT / "packages/pytriton-server/pyproject.toml").read_text())["project"]
+    tried: set[str] = set()
+    for case in dev.lowest_releases.CASES.values():
+        for test in case.tests:
+            assert (ROOT / test.removeprefix("--ignore=")).exists(), test
+        tried |= set(case.extras.get("server", "").split(",")) - {""}
+    # Those of ray are 80 MB.
+    assert tried == extras["optional-dependencies"].keys() - {"ray"}

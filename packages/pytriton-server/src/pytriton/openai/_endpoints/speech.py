@@ -60,6 +60,9 @@ async def _read_form(request: Request) -> tuple[TranscriptionRequest, bytes]:
         if error.status_code != 400:
             raise
         raise _wrong("file", f"a form of at most {_MOST_FIELDS} fields and one file: {error.detail}") from None
+    except ValueError as error:
+        # Of the parser; only newer releases of Starlette make an HTTPException of it.
+        raise _wrong("file", f"a form of at most {_MOST_FIELDS} fields and one file: {error}") from None
 
 
 def _read_fields(form: FormData) -> TranscriptionRequest:
