@@ -41,6 +41,8 @@ PUBLIC = {
         "check_callable",
         "describe_tensors",
         "find_signature",
+        "is_file",
+        "json_example",
         "load_infer_func",
         "reads_parameters",
         "set_served_model",
