@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -30,11 +31,15 @@ TESTS = Path(__file__).parents[1]
 NATIVE = TESTS.parent / "native"
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MESSAGE = struct.Struct("<HHIQQIIQQ")
+# Line numbers alone: with all that a debugger wants, compilers take half as long again.
+TEST_FLAGS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread")
 SANITIZERS: dict[str, Sequence[str]] = {
     "none": (),
     "memory": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "threads": ("-fsanitize=thread",),
 }
+# In place of a sanitizer: as the libraries are compiled, whose objects `dev.py native` has made.
+AS_SHIPPED = "as shipped"
 
 
 @pytest.fixture(scope="session")
@@ -368,12 +373,11 @@ def emulated_aarch64() -> Machine:
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param(this_machine, id="here"), pytest.param(emulated_aarch64, id="aarch64", marks=pytest.mark.ci)],
+    params=["here", pytest.param("aarch64", marks=pytest.mark.ci)],
 )
 def machine(request: pytest.FixtureRequest) -> Machine:
     """The machines that the native libraries are for."""
-    found: Machine = request.param()
-    return found
+    return {"here": this_machine, "aarch64": emulated_aarch64}[request.param]()
 
 
 def compile_program(folder: Path, machine: Machine, main: str, sources: Sequence[str], sanitizer: str) -> Path:
@@ -381,16 +385,14 @@ def compile_program(folder: Path, machine: Machine, main: str, sources: Sequence
     hook: Any = load_program(TESTS.parent / "hatch_build.py")
     # Without a limit: several compilers at once on a busy machine may take minutes.
     hook.COMPILE_TIMEOUT_S = None
-    flags = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *machine.sanitizers[sanitizer])
+    flags = hook.COMPILE_FLAGS if sanitizer == AS_SHIPPED else (*TEST_FLAGS, *machine.sanitizers[sanitizer])
     kept = os.environ.get(hook.OBJECTS_VARIABLE)
     objects = hook.Objects(Path(kept) if kept else folder, machine.compiler, flags, force=False)
-    files = [NATIVE / "tests" / main, *(NATIVE / "proxy" / name for name in sources)]
+    # Without `..`: an object is found by the name of its file, too.
+    files = [Path(os.path.normpath(NATIVE / "proxy" / name)) for name in (f"../tests/{main}", *sources)]
     variant = f"{machine.compiler[0].replace('/', '-')}-{sanitizer}"
     try:
-        compiled = []
-        for file in files:
-            with only_one(folder / f"{file.stem}-{variant}.lock"):
-                compiled.append(objects.compile(file))
+        compiled = compile_files(objects, {file: folder / f"{file.stem}-{variant}.lock" for file in files})
         program = folder / f"{Path(main).stem}-{variant}-{hook.digest_of(list(map(str, compiled)))[:16]}"
         with only_one(folder / f"{program.name}.lock"):
             if not program.exists():
@@ -405,12 +407,32 @@ def compile_program(folder: Path, machine: Machine, main: str, sources: Sequence
     return program
 
 
+def compile_files(objects: Any, files: Mapping[Path, Path]) -> list[Path]:
+    """Compile files, each with its lock; several at once, unless as many test processes do the same beside this one."""
+
+    def compile_if_free(file: Path, *, patient: bool) -> Path | None:
+        with only_one(files[file], patient=patient) as is_free:
+            compiled: Path | None = objects.compile(file) if is_free else None
+            return compiled
+
+    at_once = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    with ThreadPoolExecutor(max(at_once, 1)) as pool:
+        # A file that another process is compiling comes last: otherwise all of them would wait for the same one.
+        begun = dict(zip(files, pool.map(lambda file: compile_if_free(file, patient=False), files), strict=True))
+    made = [path or compile_if_free(file, patient=True) for file, path in begun.items()]
+    return [path for path in made if path is not None]
+
+
 @contextlib.contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Let one test process after the other in."""
+def only_one(path: Path, *, patient: bool = True) -> Iterator[bool]:
+    """Let one test process after the other in; say whether this one is in, which without patience it may not be."""
     with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @pytest.fixture(scope="session")
