@@ -1,4 +1,4 @@
-"""Writes what C++ and `docs/` take from Python: settings, limits and codes, the fields of an instance in process.
+"""Writes what C++ and `docs/` take from Python: settings here, limits, codes and names in `native_headers.py`.
 
 `python3 tools/dev.py reference` runs it; with `--check` it only compares.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import ctypes
 import re
 import sys
 import textwrap
@@ -15,17 +14,15 @@ from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
 
-from pytriton.inprocess.callables.backend import Instance
 from pytriton.proxy_backend.settings import FORMAT, ProxySettings, PythonProxySettings, parameter_fields
-from pytriton.proxy_backend.wire import dtypes, limits
-from pytriton.proxy_backend.wire.layout import ParameterType
 from pytriton.proxy_backend.wire.settings import SettingField, setting_fields
 
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = "packages/pytriton-proxy-backend/native"
+sys.path.insert(0, str(ROOT))
+
+from tools.native_headers import NATIVE, headers  # noqa: E402 - found by the line above
+
 HEADER = f"{NATIVE}/proxy/settings_table.h"
-LIMITS_HEADER = f"{NATIVE}/proxy/shared_limits.h"
-INSTANCE_HEADER = f"{NATIVE}/inprocess/instance_fields.h"
 MAX_U64 = (1 << 64) - 1
 # Kinds of text: what a value must be, in words, and the C++ function that says whether it is.
 TEXTS = {Path: ("an absolute path", "IsAbsolutePath"), str: ("hexadecimal digits", "IsHexadecimal")}
@@ -124,90 +121,6 @@ bool IsHexadecimal(const std::string& text);
 """
 
 
-def limits_header() -> str:
-    """Return the limits and codes that C++ shares with Python."""
-    path = Path(limits.__file__)
-    text = path.read_text(encoding="utf-8")
-    constants = []
-    for name, meaning in re.findall(r'^(\w+): Final = .*\n"""(.*)"""$', text, re.MULTILINE):
-        camel = "".join(word.capitalize() for word in name.split("_"))
-        kind = "uint64_t" if name.endswith("_BYTES") else "int"
-        constants.append(f"// {meaning}\nconstexpr {kind} k{camel} = {getattr(limits, name)};")
-    if len(constants) != len(re.findall(r"^[A-Z_]+\b", text, re.MULTILINE)):
-        raise SystemExit(f"{path} has a limit that is not of the form `NAME: Final = value` with its meaning below")
-    sizes = [element_size(code) for code in range(dtypes.BF16_CODE + 1)]
-    constants_text = "\n".join(constants)
-    return f"""\
-// Written by `python3 tools/dev.py reference` from wire/limits.py, wire/dtypes.py and wire/layout.py. Change those.
-#pragma once
-
-#include <cstdint>
-
-namespace pytriton {{
-
-{constants_text}
-// Triton's number of BYTES.
-constexpr uint32_t kBytesType = {dtypes.BYTES_CODE};
-// Bytes of one element by Triton's number of its type; 0 where strings have a length each, and for no type.
-constexpr uint8_t kElementSizes[] = {{{", ".join(map(str, sizes))}}};
-// The largest number of a type of parameters.
-constexpr uint32_t kLastParameterType = {max(ParameterType)};
-
-}}  // namespace pytriton
-"""
-
-
-def element_size(code: int) -> int:
-    """Return the bytes of one element of a type; 0 for strings and for no type."""
-    if code == dtypes.BF16_CODE:
-        return dtypes.BF16_BITS.itemsize
-    try:
-        dtype = dtypes.dtype_of(code)
-    except TypeError:
-        return 0
-    return 0 if dtype.hasobject else dtype.itemsize
-
-
-def instance_header() -> str:
-    """Return the fields of an instance in process that Python reads and writes."""
-    types: dict[object, str] = {
-        ctypes.c_void_p: "void*",
-        ctypes.c_uint64: "uint64_t",
-        ctypes.c_uint32: "uint32_t",
-        ctypes.py_object: "PyObject*",
-    }
-    meanings = dict(re.findall(r"^ {8}(\w+): (.*)$", Instance.__doc__ or "", re.MULTILINE))
-    members, checks = [], []
-    for field in Instance._fields_:
-        name, kind = field[:2]
-        # Python has no use for more of it than the address.
-        declared = "Lane*" if name == "lane" else types[kind]
-        members += [f"  // {meanings[name]}", f"  {declared} {name};"]
-        checks.append(f"static_assert(offsetof(InstanceFields, {name}) == {getattr(Instance, name).offset});")
-    lines = "\n".join(members)
-    return f"""\
-// Written by `python3 tools/dev.py reference` from `Instance` of pytriton/inprocess/callables/backend.py. Change that.
-#pragma once
-
-#include <cstddef>
-#include <cstdint>
-
-#include "../python/python_abi.h"
-
-namespace pytriton {{
-
-struct Lane;
-
-struct InstanceFields {{
-{lines}
-}};
-{chr(10).join(checks)}
-static_assert(sizeof(InstanceFields) == {ctypes.sizeof(Instance)});
-
-}}  // namespace pytriton
-"""
-
-
 def conf_rows() -> Iterator[str]:
     """Yield the table of `pytriton.conf`."""
     yield "| key | value | default |"
@@ -280,7 +193,7 @@ TABLES = {
 
 def files() -> dict[str, str]:
     """Return the text of each file that is written, or has a table that is."""
-    written = {HEADER: header(), LIMITS_HEADER: limits_header(), INSTANCE_HEADER: instance_header()}
+    written = {HEADER: header(), **headers()}
     for path, (name, rows) in TABLES.items():
         begin, end = f"<!-- settings of {name}: `python3 tools/dev.py reference` -->", "<!-- end of settings -->"
         text = (ROOT / path).read_text(encoding="utf-8")

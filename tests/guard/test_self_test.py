@@ -18,14 +18,12 @@ from pytriton.cli.checks.examples import example_add_sub
 from pytriton.cli.checks.steps import Steps
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
-from pytriton.server.tritonserver.handover import Protection
 from pytriton.triton import GuardConfig, Triton, TritonSecurityConfig
 from support.callables import identity
 from support.serving import local_config, short_home
 from support.waiting import PATIENCE_S
 
 LOGGER = "pytriton.server.lifecycle.self_test"
-HEADER = Path(__file__).parents[2] / "packages/pytriton-proxy-backend/native/guard/protections.h"
 OTHERS = ["HTTP_CALLERS", "COMPRESSED_BODIES", "SHAPES"]
 
 # A function that the guard stands in front of, and what is lost with it.
@@ -105,11 +103,6 @@ def warned(caplog: pytest.LogCaptureFixture) -> set[str]:
 
 def missing(triton: Triton) -> set[str]:
     return {name for name, is_in_force in triton.guard_states().items() if not is_in_force}
-
-
-def test_the_lists_are_the_same() -> None:
-    names = re.findall(r"(?m)^  k(\w+),?$", HEADER.read_text().partition("enum class Protection")[2])
-    assert [re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper() for name in names[:-1]] == [each.name for each in Protection]
 
 
 @pytest.mark.parametrize("hook", LOST)

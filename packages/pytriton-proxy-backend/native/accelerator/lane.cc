@@ -21,7 +21,7 @@
 namespace pytriton {
 namespace {
 
-constexpr int kMaxSegments = 16;
+constexpr int kMostMapped = 16;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
 // So many batches of one request in a row are those of a lone caller, as in the native proxy.
 constexpr uint32_t kInRow = 8;
@@ -69,7 +69,7 @@ struct Lane {
   uint32_t rest;         // for how many batches more none is looked for
   uint32_t next_rest;
   // Of one run.
-  Segment segments[kMaxSegments];
+  Segment segments[kMostMapped];
   int segment_count;
   // Two: with a batch that was sent ahead the proxy backend says nothing yet of the response before it.
   ReplyBlock replies[2];
@@ -184,7 +184,7 @@ const Segment* FindSegment(Lane* lane, uint32_t number) {
   for (int i = 0; i < lane->segment_count; ++i) {
     if (lane->segments[i].number == number) return &lane->segments[i];
   }
-  if (lane->segment_count == kMaxSegments) return nullptr;
+  if (lane->segment_count == kMostMapped) return nullptr;
   PyObject* told = PyObject_CallFunction(lane->segment, "I", static_cast<unsigned>(number));
   if (told == nullptr) return nullptr;
   const Segment* found = nullptr;

@@ -43,8 +43,8 @@ void Count(
   counts->callable_ns += spent_ns;
   // The two bits behind the highest one say which part of its power of two.
   const int length = spent_ns == 0 ? 0 : 64 - __builtin_clzll(spent_ns);
-  const uint64_t part = length < 3 ? 0 : (spent_ns >> (length - 3)) % kParts;
-  counts->callable_counts[length * kParts + part] += 1;
+  const uint64_t part = length < 3 ? 0 : (spent_ns >> (length - 3)) % kCountedParts;
+  counts->callable_counts[length * kCountedParts + part] += 1;
 }
 
 BatchForm* FindForm(

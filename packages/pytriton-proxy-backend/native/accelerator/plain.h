@@ -9,11 +9,9 @@ namespace pytriton {
 constexpr int kMaxBatchForms = 128;
 
 // What is counted, in the array of `runtime.statistics.Counters`.
-constexpr int kBuckets = 65;
-constexpr int kParts = 4;  // of each power of two, of times
 struct Counts {
   uint64_t requests, rows, input_bytes, output_bytes, callable_ns, queued_ns;
-  uint64_t row_counts[kBuckets], callable_counts[kBuckets * kParts];
+  uint64_t row_counts[kCountedBuckets], callable_counts[kCountedBuckets * kCountedParts];
 };
 
 // The place of `count` numbers for them; null with an exception where that is not their number.

@@ -12,31 +12,11 @@ namespace pytriton::guard {
 
 namespace {
 
-struct Field {
-  const char* name;
-  uint64_t Limits::*value;
-  uint64_t least;
-};
-
-constexpr Field kFields[] = {
-    {"max_request_bytes", &Limits::max_request_bytes, 1},
-    {"max_input_bytes", &Limits::max_input_bytes, 0},
-    {"max_in_flight_bytes", &Limits::max_in_flight_bytes, 0},
-    {"max_json_depth", &Limits::max_json_depth, 1},
-    {"thread_stack_bytes", &Limits::thread_stack_bytes, 0},
-    {"grpc_front_end", &Limits::grpc_front_end, 0},
-    {"generate_extra_names", &Limits::generate_extra_names, 0},
-    {"page", &Limits::page, 0},
-    {"refuse", &Limits::refuse, 0},
-    {"handover", &Limits::handover, 0},
-    {"frontend", &Limits::frontend, 0},
-};
-
 bool ParsePair(const std::string& pair, Limits* limits, std::string* error) {
   const size_t equals = pair.find('=');
   const std::string name = pair.substr(0, equals);
   const std::string text = equals == std::string::npos ? "" : pair.substr(equals + 1);
-  for (const Field& field : kFields) {
+  for (const LimitField& field : kLimitFields) {
     if (name != field.name) continue;
     errno = 0;
     const uint64_t value = std::strtoull(text.c_str(), nullptr, 10);

@@ -6,33 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace pytriton::guard {
+#include "shared.h"
 
-// As in handover.py, which says what each of them is.
-enum class Protection : size_t {
-  kHttpRequests,
-  kHttpResponses,
-  kHttpCallers,
-  kHttpThreads,
-  kHttpDeferrals,
-  kHttpEnds,
-  kCompressedBodies,
-  kShapes,
-  kRequestedOutputs,
-  kClassification,
-  kInputData,
-  kRequestEnds,
-  kSharedMemory,
-  kSharedFiles,
-  kCrashes,
-  kGrpcFrontEnd,
-  kGrpcCalls,
-  kGrpcConnections,
-  kReplacement,
-  kInstances,
-  kModelDeletion,
-  kCount
-};
+namespace pytriton::guard {
 
 // A byte for each: not 0 where it was reached. The starter's page takes the place of the first array.
 inline std::atomic<uint8_t> g_unshared[static_cast<size_t>(Protection::kCount)];

@@ -21,9 +21,7 @@ namespace pytriton::guard {
 
 namespace {
 
-constexpr char kSettings[] = "PYTRITON_GUARD";
 constexpr char kPreload[] = "LD_PRELOAD";
-constexpr char kLibrary[] = "libpytriton_guard.so";
 
 // The address range of the program, from the first entry of the loader's list.
 struct Range {
@@ -54,7 +52,7 @@ bool IsThisLibrary(const std::string& entry) {
     return true;
   }
   const size_t slash = entry.rfind('/');
-  return entry.substr(slash == std::string::npos ? 0 : slash + 1) == kLibrary;
+  return entry.substr(slash == std::string::npos ? 0 : slash + 1) == kGuardLibraryName;
 }
 
 void RemoveFromPreload() {
@@ -84,11 +82,11 @@ bool IsTritonServer() { return dlsym(RTLD_DEFAULT, "TRITONSERVER_ApiVersion") !=
 Limits ReadSettings() {
   Limits limits;
   std::string error;
-  const char* text = std::getenv(kSettings);
+  const char* text = std::getenv(kGuardVariable);
   if (text != nullptr && !ParseLimits(text, &limits, &error)) {
-    Log('W', "The variable " + std::string(kSettings) + " was not understood from here on: " + error);
+    Log('W', "The variable " + std::string(kGuardVariable) + " was not understood from here on: " + error);
   }
-  unsetenv(kSettings);
+  unsetenv(kGuardVariable);
   RemoveFromPreload();
   const uint64_t half = MemoryOfThisMachine() / 2;
   if (limits.max_in_flight_bytes == 0) limits.max_in_flight_bytes = half;

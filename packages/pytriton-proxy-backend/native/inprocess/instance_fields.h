@@ -1,4 +1,5 @@
-// Written by `python3 tools/dev.py reference` from `Instance` of pytriton/inprocess/callables/backend.py. Change that.
+// Written by `python3 tools/dev.py reference` from
+// `Instance` of inprocess/callables/backend.py and inprocess/requests/native_calls.py. Change that.
 #pragma once
 
 #include <cstddef>
@@ -40,5 +41,25 @@ static_assert(offsetof(InstanceFields, owner) == 40);
 static_assert(offsetof(InstanceFields, lane) == 48);
 static_assert(offsetof(InstanceFields, cache_bytes) == 56);
 static_assert(sizeof(InstanceFields) == 64);
+
+// What happens to a request. Python is told in the thread in which it happens.
+enum Event : uint32_t {
+  // Triton has no more need of the inputs; the request is still there.
+  kReleased = 1,
+  // There is a response in the queue.
+  kResponded = 2,
+  // Triton has done with the request, and it is deleted.
+  kCompleted = 4,
+};
+
+// Of a response as Python gets it.
+enum ResponseFlag : uint32_t {
+  // It is the last one.
+  kFinal = 1,
+  // The request was cancelled.
+  kCancelled = 2,
+  // The request has ended, and nothing more will be reported of it.
+  kComplete = 4,
+};
 
 }  // namespace pytriton

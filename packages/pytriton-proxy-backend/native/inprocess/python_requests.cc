@@ -178,8 +178,6 @@ PyObject* NewParameters(const std::vector<ReceivedParameter>& parameters) {
   return all.release();
 }
 
-enum ResponseFlag { kFinal = 1, kCancelled = 2, kComplete = 4 };
-
 PyObject* NewResponse(ReceivedResponse* response) {
   const int flags = (response->final ? kFinal : 0) | (response->cancelled ? kCancelled : 0) |
                     (response->completed ? kComplete : 0);

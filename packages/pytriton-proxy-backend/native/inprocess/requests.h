@@ -14,19 +14,13 @@
 #include <vector>
 
 #include "../proxy/triton_util.h"
+#include "instance_fields.h"
 
 struct TRITONSERVER_InferenceResponse;
 struct TRITONSERVER_ResponseAllocator;
 struct TRITONSERVER_Server;
 
 namespace pytriton {
-
-// What happens to a request. Python is told in the thread in which it happens.
-enum Event : uint32_t {
-  kReleased = 1,   // Triton has no more need of the inputs; the request is still there
-  kResponded = 2,  // there is a response in the queue
-  kCompleted = 4,  // Triton has done with the request, and it is deleted
-};
 
 // Gets the events that a request was submitted with, and its completion where `Take` did not tell.
 using EventCallback = void (*)(uint64_t number, uint32_t events);

@@ -30,11 +30,8 @@ namespace pytriton {
 
 namespace {
 
-constexpr uint64_t kFirstSegment = 1u << 20;
 // MFD_NOEXEC_SEAL of Linux 6.3, which older headers lack.
 constexpr unsigned kNoexecSeal = 0x8;
-// Blocks of one worker's arenas are whole segments' slices: more segments than this only a broken peer announces.
-constexpr size_t kMaxSegments = 4096;
 
 int MemoryFile(unsigned flags) { return static_cast<int>(syscall(SYS_memfd_create, "pytriton-arena", flags)); }
 
@@ -143,7 +140,7 @@ Arena::Result Arena::Allocate(uint64_t length, Block* block) {
 }
 
 Segment* Arena::AddSegment(uint64_t length, std::string* error) {
-  uint64_t size = std::max(kFirstSegment, size_);
+  uint64_t size = std::max(kFirstSegmentBytes, size_);
   while (size < length && size < (uint64_t{1} << 62)) size *= 2;
   size = AlignUp(std::max(std::min(size, budget_ - size_), length), kAlignment);
   auto segment = Segment::Create(next_id_, size, error);
@@ -210,7 +207,7 @@ std::vector<uint32_t> Arena::DropUnused() {
 std::vector<uint32_t> Arena::Trim(uint64_t now_ns, uint64_t idle_ns) {
   std::vector<uint32_t> gone;
   for (auto it = segments_.begin(); it != segments_.end();) {
-    const bool first = it->segment->size() <= kFirstSegment && it == segments_.begin();
+    const bool first = it->segment->size() <= kFirstSegmentBytes && it == segments_.begin();
     if (first || !it->used.empty()) {
       it->idle_since_ns = 0;
     } else if (it->idle_since_ns == 0) {

@@ -29,7 +29,6 @@
 namespace {
 
 constexpr char kBackendName[] = "pytriton";
-constexpr char kDescriptionName[] = "pytriton.json";
 
 // Of these two one is set.
 struct Model {
@@ -146,7 +145,7 @@ TRITONSERVER_Error* LoadOwn(
         "model '" + identity.name + "': the answers of a decoupled model cannot be kept, so cache_bytes has to be 0");
   }
   WarnAboutSharing("model '" + identity.name + "' version " + std::to_string(identity.version),
-                   folder + kDescriptionName, settings);
+                   folder + pytriton::kDescriptionName, settings);
   PYTRITON_RETURN_IF_ERROR(pytriton::RefuseCoreCache(
       identity.name, configuration,
       "`cache_bytes = <bytes>` in " + std::string(pytriton::kSideFileName) +
@@ -160,7 +159,7 @@ TRITONSERVER_Error* LoadOwn(
   if (!endpoint->Listen(&error)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity.name + "': " + error);
   }
-  PublishDescription(folder + kDescriptionName, settings.endpoint + ".json");
+  PublishDescription(folder + pytriton::kDescriptionName, settings.endpoint + ".json");
   loaded->endpoint = std::move(endpoint);
   return nullptr;
 }

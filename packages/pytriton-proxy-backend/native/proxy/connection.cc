@@ -11,14 +11,12 @@
 #include <utility>
 
 #include "errno_text.h"
-#include "failure_texts.h"
 #include "triton_util.h"
 
 namespace pytriton {
 
 namespace {
 
-constexpr uint32_t kMaxInFlight = 1024;
 // So many responses of a stream, and so much of the budget, may wait for their acknowledgement.
 constexpr uint64_t kMostUnacknowledged = 16;
 constexpr uint64_t kPartsOfBudget = 8;
@@ -39,8 +37,6 @@ std::string VersionText(uint16_t major, uint16_t minor) {
 constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
 // How often a batch goes on to another worker since one was lost before it began with it.
 constexpr uint32_t kMostReturns = 3;
-// How long a worker with several batches may say nothing at all after one of them has expired.
-constexpr uint64_t kSilenceNs = 1000 * 1000 * 1000;
 
 // So few messages a socket has room for, on any system. One that a worker reads is of no weight.
 constexpr uint32_t kMostUnread = 32;
@@ -196,7 +192,7 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
     *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";
     return false;
   }
-  max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), kMaxInFlight);
+  max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), uint32_t{kMaxInFlight});
   has_ahead_ = (capabilities_ & kCapAhead) != 0 && max_in_flight_ == 1 && !says_executed_ && !settings_.decoupled;
   // The first segment comes with the greeting, so that the first request does not wait for it. A worker for which there
   // is none is not welcomed: it would count as attached.

@@ -8,23 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "shared_limits.h"
+
 namespace pytriton {
 
 // Waits until a descriptor is readable; false where that takes longer, in milliseconds.
 bool WaitReadable(int fd, int timeout_ms);
-
-constexpr uint32_t kMaxFrameBytes = 64u << 20;
-
-enum class FrameKind : uint16_t {
-  // Model, version, its folder, its configuration as JSON, the command line's settings of the backend as JSON, "1" where
-  // the configuration is to be completed, name and folder of the backend. Answered with the completed configuration, or
-  // nothing, and the settings that a side file has otherwise, whose endpoint is the beginning of those of the instances.
-  kModel = 1,
-  // The model's endpoint, the instance's name, its kind, its device, its endpoint. Answered when `initialize` is over.
-  kInstance = 2,
-  kOk = 100,
-  kError = 101,  // with the text of the load error
-};
 
 struct Frame {
   FrameKind kind;

@@ -32,9 +32,6 @@ constexpr int kBindAttempts = 10;
 // How long to wait before accepting is tried again, and how long a failure of it is logged no second time.
 constexpr uint64_t kAcceptPauseNs = 100 * kMillisecond;
 constexpr uint64_t kAcceptLogNs = 10000 * kMillisecond;
-// A model that has just been loaded gets its workers within this time, and so does one whose worker attaches anew: it
-// does not say that it is not ready meanwhile, as requests wait for them.
-constexpr uint64_t kReadyGraceNs = 500 * kMillisecond;
 
 sockaddr_un Address(const std::string& path) {
   sockaddr_un address{};
@@ -62,10 +59,6 @@ pid_t ListenerOf(const std::string& path) {
 
 // How long a worker without room for the batch of a lost one is left alone.
 constexpr uint64_t kNoRoomNs = 5 * kMillisecond;
-// Without a worker: how long a batch stays before it is set aside, while Triton collects the requests that come for the
-// next one, and for how long batches are set aside as they come then, which empties Triton's queue.
-constexpr uint64_t kCollectNs = 20 * kMillisecond;
-constexpr uint64_t kDrainNs = 5 * kMillisecond;
 
 // One caller that waits for each answer: batches of one request, each so long after the end of the one before, so many in
 // a row. Then nobody has a use for this processor while the worker is at it, and Execute looks for the answer for so long

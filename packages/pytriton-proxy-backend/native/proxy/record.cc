@@ -545,11 +545,9 @@ bool FitsShape(
   std::vector<uint64_t> ends;
   if (counts && !strings && bytes == length) return true;
   if (counts && strings && (data == nullptr ? bytes <= length : SplitStrings(data, length, {elements}, &ends))) return true;
-  static constexpr const char* kNames[] = {"no type", "BOOL",  "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16",
-                                           "INT32",   "INT64", "FP16",  "FP32",   "FP64",   "BYTES",  "BF16"};
   for (uint64_t d = 0; d < dims_count; ++d) shape += (d == 0 ? "" : ", ") + std::to_string(dims[d]);
   const std::string expected = strings ? std::to_string(elements) + " strings" : std::to_string(bytes) + " bytes";
-  *error = "of " + (dtype < std::size(kNames) ? kNames[dtype] : "type " + std::to_string(dtype)) + " and shape [" + shape +
+  *error = "of " + (dtype < std::size(kTypeNames) ? kTypeNames[dtype] : "type " + std::to_string(dtype)) + " and shape [" + shape +
            "]: expected " + (counts ? expected : "a type and a shape that there are") + ", received " +
            std::to_string(length) + " bytes" + (counts && strings ? " that do not hold them" : "");
   return false;

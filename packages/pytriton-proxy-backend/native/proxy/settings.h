@@ -4,17 +4,9 @@
 #include <string>
 
 #include "settings_table.h"
+#include "shared_limits.h"
 
 namespace pytriton {
-
-constexpr char kSideFileName[] = "pytriton.conf";
-
-// As of `ReadSettings`: the file beside the library as the backend of Python models, whose endpoint is the socket of the
-// supervisor.
-constexpr char kHostsFileName[] = "pytriton-hosts.conf";
-// Environment variable with the path of such a file, set by who starts the server and the processes: it counts for
-// models that were converted, too.
-constexpr char kHostsVariable[] = "PYTRITON_HOSTS_FILE";
 
 // Reads a side file. False with the file and the reason.
 bool ReadSettings(const std::string& path, Settings* settings, std::string* error);

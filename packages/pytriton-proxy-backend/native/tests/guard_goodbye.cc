@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../guard/handover/http2_frames.h"
+#include "../guard/shared.h"
 #include "check.h"
 
 using namespace pytriton::guard;
@@ -27,7 +28,6 @@ extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 namespace {
 
 constexpr uint8_t kData = 0, kHeaders = 1, kSettings = 4;
-enum Role : uint8_t { kStandingBy = 0, kServing = 1, kLeft = 2 };  // as in listeners.h
 
 std::atomic<uint8_t>* g_role = nullptr;
 int g_starter = -1;

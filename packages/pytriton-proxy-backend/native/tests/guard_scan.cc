@@ -14,6 +14,7 @@
 #include "../guard/limits.h"
 #include "../guard/refuse/shape_check.h"
 #include "../proxy/printable.h"
+#include "../proxy/shared_limits.h"
 #include "check.h"
 
 // Of the sanitizer, which not every compiler has a header of.
@@ -281,7 +282,7 @@ void Shapes() {
   constexpr int kFp32 = 11;
   check({}, kFp32, 4, "");
   check({2, 3}, kFp32, 24, "");
-  check({2, 3}, kTypeBytes, 24, "");
+  check({2, 3}, pytriton::kBytesType, 24, "");
   check({1, 0, 5}, kFp32, 0, "");
   check({1, 1099511627776}, kFp32, 4398046511104, "");
   check({-1}, kFp32, 0, "no dimension of a request may be negative");

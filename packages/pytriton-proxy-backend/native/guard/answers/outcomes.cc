@@ -8,14 +8,13 @@
 #include <cstring>
 #include <functional>
 
-#include "../../proxy/failure_texts.h"
+#include "../../proxy/shared_limits.h"
 #include "../../proxy/triton_api.h"
 
 namespace pytriton::guard {
 
 namespace {
 
-constexpr char kVariable[] = "PYTRITON_GUARD_OUTCOMES";
 // Of Triton's core: it has one code for all that is not available.
 constexpr std::string_view kQueueFullText = "Exceeds maximum queue size";
 constexpr std::string_view kQueueTimeoutText = "Request timeout expired";
@@ -69,10 +68,10 @@ int StatusOfOutcome(Outcome outcome, int status) {
 
 void Outcomes::Start(bool (*exists)(const std::string& model)) {
   exists_ = exists;
-  const char* const text = std::getenv(kVariable);
+  const char* const text = std::getenv(kOutcomesVariable);
   if (text == nullptr) return;
   const int fd = std::atoi(text);
-  unsetenv(kVariable);
+  unsetenv(kOutcomesVariable);
   struct stat status{};
   // Another release of the starter would have another table.
   if (fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(kModels * sizeof(Entry))) {

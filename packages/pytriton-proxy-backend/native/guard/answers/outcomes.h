@@ -12,24 +12,10 @@
 
 #include "generate_answer.h"
 #include "generate_errors.h"
+#include "../shared.h"
 #include "stream_backlog.h"
 
 namespace pytriton::guard {
-
-// As in outcomes.py, with the same numbers.
-enum class Protocol : uint8_t { kHttp, kGrpc };
-enum class Outcome : uint8_t {
-  kOk,
-  kInvalid,       // the caller's fault
-  kQueueFull,
-  kQueueTimeout,  // it waited too long for its turn
-  kTimeLimit,     // of the model, for the callable
-  kCancelled,     // the caller has left, or its deadline has passed
-  kFailed,        // the callable raised, or what it returned is wrong
-  kWorkerLost,
-  kUnavailable,
-  kUnknown = 0xff,  // not yet known
-};
 
 // What an error of Triton's says, by its code and its text: the codes are fewer than the outcomes.
 Outcome OutcomeOfError(int code, std::string_view text);
@@ -54,11 +40,11 @@ class Outcomes {
 
  private:
   friend class RequestOutcome;
-  enum State : uint32_t { kFree, kTaken, kReady };
-  static constexpr size_t kModels = 1024;  // the first is none: of requests that no model can be named for
-  static constexpr size_t kMostName = 248;
+  enum State : uint32_t { kFree, kTaken, kReady = kEntryReady };
+  static constexpr size_t kModels = kCountedModels;
+  static constexpr size_t kMostName = kCountedName;
   static constexpr size_t kProtocols = 2;
-  static constexpr size_t kOutcomes = 16;
+  static constexpr size_t kOutcomes = kCountedOutcomes;
   struct alignas(64) Entry {
     std::atomic<uint32_t> state;
     uint32_t name_size;

@@ -15,7 +15,6 @@ namespace pytriton::guard {
 
 namespace {
 
-constexpr char kHandover[] = "PYTRITON_GUARD_HANDOVER";
 
 // A message of one byte that carries one descriptor.
 struct DescriptorMessage {
@@ -61,19 +60,19 @@ void Listeners::Start(bool is_on) {
   is_on_ = is_on;
   given_.fill(-1);
   for (auto& fd : listening_) fd.store(-1, std::memory_order_relaxed);
-  const char* text = std::getenv(kHandover);
+  const char* text = std::getenv(kHandoverVariable);
   int page = -1;
   if (text == nullptr || std::sscanf(text, "%d,%d", &channel_, &page) != 2) {
     channel_ = -1;
     return;
   }
-  unsetenv(kHandover);
+  unsetenv(kHandoverVariable);
   fcntl(channel_, F_SETFD, FD_CLOEXEC);
-  constexpr size_t kPageBytes = 3 + static_cast<size_t>(Protection::kCount);
+  constexpr size_t kPageBytes = kReachedPlace + static_cast<size_t>(Protection::kCount);
   void* mapped = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
   if (mapped != MAP_FAILED) {
     page_ = static_cast<std::atomic<uint8_t>*>(mapped);
-    g_reached.store(page_ + 3, std::memory_order_relaxed);
+    g_reached.store(page_ + kReachedPlace, std::memory_order_relaxed);
   }
   close(page);
   if (!is_on_) return;

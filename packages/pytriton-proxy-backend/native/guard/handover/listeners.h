@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../shared.h"
+
 namespace pytriton::guard {
 
 class Listeners {
@@ -30,18 +32,16 @@ class Listeners {
   bool has_starter() const { return channel_ >= 0; }
   bool accepts() const { return role() == kServing; }
   // Whether the starter tries out what is in force: what is refused meanwhile is its own.
-  bool is_tried() const { return page_ != nullptr && page_[1].load(std::memory_order_relaxed) != 0; }
+  bool is_tried() const { return page_ != nullptr && page_[kTriedPlace].load(std::memory_order_relaxed) != 0; }
   // Whether its script has bound all of its models: no other is about to come.
-  bool is_complete() const { return page_ != nullptr && page_[2].load(std::memory_order_relaxed) != 0; }
+  bool is_complete() const { return page_ != nullptr && page_[kCompletePlace].load(std::memory_order_relaxed) != 0; }
   // Whether what callers still ask over their connections is to be answered by the server that follows.
   bool has_left() const { return role() == kLeft; }
 
  private:
-  // As in handover.py.
-  enum Role : uint8_t { kStandingBy = 0, kServing = 1, kLeft = 2 };
   static constexpr size_t kMost = 16;
   Role role() const {
-    return page_ == nullptr || !is_on_ ? kServing : static_cast<Role>(page_->load(std::memory_order_acquire));
+    return page_ == nullptr || !is_on_ ? kServing : static_cast<Role>(page_[kRolePlace].load(std::memory_order_acquire));
   }
 
   int channel_ = -1;

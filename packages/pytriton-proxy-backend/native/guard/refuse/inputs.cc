@@ -3,6 +3,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "../../proxy/shared_limits.h"
 #include "../in_force.h"
 #include "../protections.h"
 #include "compressed.h"
@@ -130,7 +131,7 @@ TRITONSERVER_Error* CheckOutputBuffer(const void* buffer, uint64_t size) {
 uint32_t ElementSize(int data_type, uint32_t size) {
   if (Refusing() == nullptr) return size;
   Reach(Protection::kClassification);
-  return size == 0 && data_type == kTypeBytes ? 1 : size;
+  return size == 0 && static_cast<uint32_t>(data_type) == kBytesType ? 1 : size;
 }
 
 }  // namespace pytriton::guard

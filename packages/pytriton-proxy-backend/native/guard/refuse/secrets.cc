@@ -9,10 +9,11 @@
 #include <string>
 #include <string_view>
 
+#include "../shared.h"
+
 namespace pytriton::guard {
 namespace {
 
-constexpr char kSecrets[] = "PYTRITON_GUARD_SECRETS";
 
 // Everything in a descriptor, from its begin.
 std::string ReadAll(int fd) {
@@ -31,10 +32,10 @@ std::string ReadAll(int fd) {
 
 // The descriptor holds lines: a mark, its secret, the next mark and so on.
 void ReadSecrets(int argc, char** argv) {
-  const char* given = std::getenv(kSecrets);
+  const char* given = std::getenv(kGuardSecretsVariable);
   if (given == nullptr) return;
   const int fd = std::atoi(given);
-  unsetenv(kSecrets);
+  unsetenv(kGuardSecretsVariable);
   const std::string lines = ReadAll(fd);
   close(fd);
   for (size_t begin = 0; begin < lines.size();) {

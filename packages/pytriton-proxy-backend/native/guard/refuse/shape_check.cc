@@ -1,18 +1,20 @@
 #include "shape_check.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
 #include "../../proxy/printable.h"
+#include "../../proxy/shared_limits.h"
 
 namespace pytriton::guard {
 
 namespace {
 
 uint64_t BytesOfElement(int data_type) {
-  static constexpr uint64_t kBytes[] = {1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 4, 2};
-  const auto index = static_cast<size_t>(data_type);
-  return data_type >= 0 && index < std::size(kBytes) ? kBytes[index] : 1;
+  const auto type = static_cast<uint32_t>(data_type);
+  if (type == kBytesType) return sizeof(uint32_t);  // the length of a text
+  return type < std::size(kElementSizes) ? std::max<uint64_t>(kElementSizes[type], 1) : 1;
 }
 
 }  // namespace

@@ -7,9 +7,6 @@
 
 namespace pytriton::guard {
 
-// The data types of TRITONSERVER_DataType.
-constexpr int kTypeBytes = 13;
-
 // Computes the bytes of an input: for texts the four that each element has at least. False, with the reason, for a
 // negative dimension and for more bytes than can be counted. A data type that is not known counts as one byte.
 bool BytesOfShape(const char* name, int data_type, const int64_t* shape, uint64_t dims_count, uint64_t* bytes,

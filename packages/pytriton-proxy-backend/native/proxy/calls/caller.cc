@@ -15,14 +15,11 @@ namespace pytriton {
 namespace {
 
 constexpr int kTickMs = 1000;
-// How long an answer waits for room in the arena while the worker keeps what lies there.
-constexpr uint64_t kArenaTimeoutNs = 30000 * kMillisecond;
 constexpr uint64_t kSendTimeoutNs = kSendTimeoutMs * kMillisecond;
 // Loads and unloads of one worker that go on at the same time; each has a thread.
 constexpr int kMaxControls = 64;
 // An error that is longer takes a record.
 constexpr size_t kMaxFailText = kMaxPacket - sizeof(Message);
-constexpr uint64_t kFirstSegment = 1u << 20;
 
 // A message of a kind, with nothing in it.
 Message MessageOf(MessageType type) {
@@ -435,7 +432,7 @@ std::string Caller::Serve() {
       std::lock_guard<std::mutex> lock(mutex_);
       if (closed_) return error;
       if (!outbox_.empty()) watched[0].events |= POLLOUT;
-      if (!outbox_.empty() || !waiting_.empty() || responses_.size() > kFirstSegment) timeout_ms = kTickMs;
+      if (!outbox_.empty() || !waiting_.empty() || responses_.size() > kFirstSegmentBytes) timeout_ms = kTickMs;
     }
     if (poll(watched, process_fd_ >= 0 ? 3 : 2, process_ended ? 0 : timeout_ms) < 0 && errno != EINTR) {
       return Errno("poll");

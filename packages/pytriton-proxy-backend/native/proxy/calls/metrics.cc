@@ -18,8 +18,7 @@ Failure NewHistogram(TRITONSERVER_MetricFamily* family, const RecordTensor& tens
   if (TRITONSERVER_MetricNewWithArgs == nullptr || TRITONSERVER_MetricArgsSetHistogram == nullptr) {
     return Lacking("histograms");
   }
-  constexpr uint32_t kFp64 = 12;
-  if (tensor.dtype != kFp64) return {TRITONSERVER_ERROR_INVALID_ARG, "the buckets of a histogram are FP64"};
+  if (tensor.dtype != kFp64Type) return {TRITONSERVER_ERROR_INVALID_ARG, "the buckets of a histogram are FP64"};
   // Triton reads them several times.
   std::vector<double> buckets(tensor.payload_length / sizeof(double));
   if (!buckets.empty()) std::memcpy(buckets.data(), tensor.payload, tensor.payload_length);

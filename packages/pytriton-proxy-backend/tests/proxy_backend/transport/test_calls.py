@@ -54,7 +54,7 @@ def attach(proxy: Any, golden: ModuleType) -> Iterator[Callable[..., tuple[Calls
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GREETING_TIMEOUT_S", "_ARENA_TIMEOUT_S"):
+    for name in ("GREETING_TIMEOUT_S", "ARENA_TIMEOUT_S"):
         monkeypatch.setattr(f"pytriton.proxy_backend.transport.call_connection.{name}", PATIENCE_S)
 
 

@@ -18,9 +18,10 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..wire.limits import MAX_FRAME_BYTES
+
 __all__ = ["ControlError", "Frame", "FrameKind", "has_ended", "receive_frame", "send_frame"]
 
-_MAX_BYTES = 64 << 20
 _SIZE = struct.Struct("<I")
 _HEADER = struct.Struct("<HH")
 _POLLRDHUP = 0x2000
@@ -41,8 +42,9 @@ class FrameKind(enum.IntEnum):
     """The model's endpoint, the instance's name, its kind, its device, its endpoint. Answered when `initialize` is
     over. Nothing else is sent on the connection: its writing end is shut down when the instance is to finish."""
     OK = 100
+    """The answer to either: it succeeded."""
     ERROR = 101
-    """With the text of the load error."""
+    """The other answer, with the text of the load error."""
 
 
 class Frame(NamedTuple):
@@ -67,8 +69,8 @@ def receive_frame(channel: socket.socket) -> Frame | None:
     if not head:
         return None
     (size,) = _SIZE.unpack(head)
-    if not _HEADER.size <= size <= _MAX_BYTES:
-        raise ControlError(f"expected a frame of {_HEADER.size} to {_MAX_BYTES} bytes, got one of {size}")
+    if not _HEADER.size <= size <= MAX_FRAME_BYTES:
+        raise ControlError(f"expected a frame of {_HEADER.size} to {MAX_FRAME_BYTES} bytes, got one of {size}")
     body = _receive(channel, size)
     kind, count = _HEADER.unpack_from(body)
     fields = []

@@ -10,13 +10,10 @@ from ..wire import messages
 from ..wire.errors import ProtocolError
 from ..wire.greetings import GreetingError, Hello, Welcome, pack_refuse, parse_hello
 from ..wire.layout import Capability
-from ..wire.limits import ACKNOWLEDGED_LATER_BYTES
+from ..wire.limits import ACKNOWLEDGED_LATER_BYTES, SILENCE_S
 from ..wire.messages import BATCH_DONE, FAIL, INPUT_RELEASED, RESPONSE, Buffer, Header
 from ..wire.settings import ServingSettings
 from .segments import Block, PeerSegments, Place, State
-
-# A worker with several batches is dropped if it sends nothing for this long after one of them took too long.
-_SILENCE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +233,7 @@ class ProxyProtocol(Generic[T]):
     def is_lost(self, now: float) -> bool:
         """Return whether a batch took so long that the connection has to end."""
         # A worker that handles one batch at a time reads nothing meanwhile; it attaches again afterwards.
-        return self.silent_since is not None and (
-            self.hello.max_in_flight == 1 or now - self.silent_since >= _SILENCE_S
-        )
+        return self.silent_since is not None and (self.hello.max_in_flight == 1 or now - self.silent_since >= SILENCE_S)
 
     @property
     def takes_batches(self) -> bool:

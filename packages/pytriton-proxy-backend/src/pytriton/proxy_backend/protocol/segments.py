@@ -8,9 +8,7 @@ from typing import Protocol
 
 from ..wire.errors import ProtocolError
 from ..wire.layout import ALIGNMENT, align
-
-# Only a broken peer announces more.
-MAX_SEGMENTS = 4096
+from ..wire.limits import MAX_SEGMENTS
 
 Place = tuple[int, int]
 """Segment and offset of a block."""

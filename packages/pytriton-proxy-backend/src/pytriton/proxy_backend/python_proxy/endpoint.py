@@ -22,6 +22,7 @@ from ..wire import messages
 from ..wire.batch import RequestData
 from ..wire.greetings import pack_refuse
 from ..wire.layout import ErrorCode
+from ..wire.limits import TIME_LIMIT_TEXT, WORKER_LOST_TEXT
 from ..wire.response import read_responses
 from .memory import MemoryListener
 from .pool import PoolClosedError, WorkerPool
@@ -290,7 +291,7 @@ class ProxyEndpoint:
                     self._cancel(worker, batch, index)
                 batch.fail(
                     ErrorCode.UNAVAILABLE,
-                    f"{self._where}: {worker.label} took longer for this request than the model's execution timeout, "
+                    f"{self._where}: {worker.label} {TIME_LIMIT_TEXT}, "
                     f"{limit_s:g} s. It may still be at it; look into its log for what it does, or allow more time",
                 )
                 logger.error("%s: %s: batch %d took longer than %g s", self._where, worker.label, batch.number, limit_s)
@@ -343,7 +344,7 @@ class ProxyEndpoint:
         if not expected:
             self._last_loss = f" The last that was lost was {worker.label}: {reason}"
         for batch in batches:
-            loss = f"{self._where}: {worker.label} was lost while it worked on this request: {reason}"
+            loss = f"{self._where}: {worker.label} {WORKER_LOST_TEXT}: {reason}"
             once = not (batch.loss or batch.is_answered or batch.is_expired or expected)
             if self._settings.repeatable and once and batch.open:
                 batch.loss = loss

@@ -10,16 +10,10 @@ from collections.abc import Callable, Sequence
 from ..protocol.proxy import EndpointSettings
 from ..protocol.segments import State
 from ..wire.layout import Capability
+from ..wire.limits import COLLECT_S, DRAIN_S, READY_GRACE_S
 from .workers import AttachedWorker, BatchInFlight
 
 _TICK_S = 0.5
-# Without a worker: how long a batch waits before it is set aside, while Triton collects the next one; and how long
-# batches are then set aside at once, which empties Triton's queue.
-_COLLECT_S = 0.02
-_DRAIN_S = 0.005
-# A model may be without a worker for this long before it says that it is not ready; kReadyGraceNs in endpoint.cc is the
-# same.
-_READY_GRACE_S = 0.5
 
 
 class PoolClosedError(Exception):
@@ -61,7 +55,7 @@ class WorkerPool:
     def is_ready(self) -> bool:
         """Return whether a worker takes batches, or did so a moment ago."""
         with self._changed:
-            return self._has_worker(standing_in=False) or time.monotonic() - self._last_end < _READY_GRACE_S
+            return self._has_worker(standing_in=False) or time.monotonic() - self._last_end < READY_GRACE_S
 
     def is_busy(self) -> bool:
         """Return whether batches wait for a worker, or for its answer."""
@@ -76,7 +70,7 @@ class WorkerPool:
         worker are taken out of the queue, and wait here.
         """
         drains = batch.waiting_since < self._drain_until
-        deadline = batch.waiting_since + (0.0 if drains else min(_COLLECT_S, self._settings.attach_timeout_s))
+        deadline = batch.waiting_since + (0.0 if drains else min(COLLECT_S, self._settings.attach_timeout_s))
         with self._changed:
             while not self.is_closed:
                 worker = self._idle_worker()
@@ -92,7 +86,7 @@ class WorkerPool:
                     self._waiting.append(batch)
                     self._wake()
                     if not drains:
-                        self._drain_until = time.monotonic() + _DRAIN_S
+                        self._drain_until = time.monotonic() + DRAIN_S
                     return None
         raise PoolClosedError
 

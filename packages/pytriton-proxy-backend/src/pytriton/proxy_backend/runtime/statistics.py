@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..wire.limits import COUNTED_BUCKETS as _BUCKETS
+from ..wire.limits import COUNTED_PARTS as _PARTS
+
 if TYPE_CHECKING:
     from ..wire.response import ResponseData
     from .meters import Meters
 
-# A 64-bit integer has a `bit_length` of at most 64, so no index needs a check.
-_BUCKETS = 65
 _LARGEST_ROWS_EXPONENT = 16
-# Each power of two of a time has this many buckets of equal width.
-_PARTS = 4
 # From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes. Between 1 ms and 17 s all buckets are reported, so a
 # quantile is wrong by a quarter at most; elsewhere the buckets of a power are joined.
 _SECONDS_EXPONENTS = range(10, 38)

@@ -30,9 +30,9 @@ from ..protocol.segments import Place
 from ..system.memory_files import make_memory_file
 from ..system.shortage import explain
 from ..wire.layout import align
+from ..wire.limits import FIRST_SEGMENT_BYTES
 from ..wire.record import Record
 
-_FIRST_SEGMENT = 1 << 20
 # Space for the metadata of a record before lent arrays: enough for the responses to 300 requests.
 _BEFORE_LENT = 16 << 10
 # Python's mmap does not define these in every version; they are the same on all platforms of tritonserver.
@@ -131,7 +131,7 @@ class OwnArena:
                 budget=self.budget,
                 in_use=self.in_use,
             )
-        size = max(_FIRST_SEGMENT, self.size)
+        size = max(FIRST_SEGMENT_BYTES, self.size)
         while size < length:
             size *= 2
         # At least the requested size; unused pages of a memfd take no memory.
@@ -237,7 +237,7 @@ class OwnArena:
             self._spare is not None
             or bool(self._returned)
             or any(not segment.used for segment in self._segments[1:])
-            or (bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT)
+            or (bool(self._segments) and self._segments[0].size > FIRST_SEGMENT_BYTES)
         )
 
     def drop_unused(self) -> list[int]:
@@ -260,7 +260,7 @@ class OwnArena:
         now = time.monotonic()
         gone: list[int] = []
         for index, segment in enumerate(list(self._segments)):
-            if segment.used or (index == 0 and segment.size <= _FIRST_SEGMENT):
+            if segment.used or (index == 0 and segment.size <= FIRST_SEGMENT_BYTES):
                 segment.idle_since = None
             elif segment.idle_since is None:
                 segment.idle_since = now

@@ -22,6 +22,7 @@ from ..wire import messages
 from ..wire.batch import RequestData, RequestWriter
 from ..wire.greetings import Hello
 from ..wire.layout import CAPABILITIES, MAX_PACKET, Capability, ErrorCode, Operation
+from ..wire.limits import ARENA_TIMEOUT_S
 from ..wire.messages import BATCH_DONE, Header, pack_segment, pack_segment_close, read_reason
 from ..wire.record import Array, ParameterValue
 from ..wire.response import AnswerReader
@@ -32,8 +33,6 @@ from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S
 __all__ = ["Call", "CallConnection", "CallResult"]
 
 logger = logging.getLogger(__name__)
-
-_ARENA_TIMEOUT_S = 30.0
 
 
 class CallResult(NamedTuple):
@@ -256,7 +255,7 @@ class CallConnection:
                 self._send([packet])
 
     def _allocate(self, length: int) -> OwnedBlock:
-        deadline = time.monotonic() + _ARENA_TIMEOUT_S
+        deadline = time.monotonic() + ARENA_TIMEOUT_S
         while True:
             self._check_open()
             block = self._outputs.allocate(length)

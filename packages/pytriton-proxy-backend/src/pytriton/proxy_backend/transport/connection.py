@@ -25,7 +25,7 @@ from ..protocol.worker import WorkerProtocol
 from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
 from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, align
-from ..wire.limits import LARGEST_COPIED_BYTES
+from ..wire.limits import ARENA_TIMEOUT_S, LARGEST_COPIED_BYTES
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Array, Record
 from .arena import (
@@ -43,8 +43,6 @@ from .pacing import PacedConnection
 if TYPE_CHECKING:
     from pytriton.proxy.outputs import Forms
 
-# How long a full output arena may wait for the proxy backend to read what is in it.
-_ARENA_TIMEOUT_S = 30.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 _U64 = struct.Struct("<Q")
@@ -313,14 +311,14 @@ class Connection(PacedConnection, Link):
         block = self.outputs.allocate(length)
         waited = 0.0
         while block is None:
-            if self.protocol.must_wait(self.outputs.in_use, length) and waited < _ARENA_TIMEOUT_S:
+            if self.protocol.must_wait(self.outputs.in_use, length) and waited < ARENA_TIMEOUT_S:
                 waited += self._wait_for_room()
             elif self.outputs.can_grow(length):
                 self._announce(self.outputs.add_segment(length))
             elif length <= self.outputs.budget and (unused := self.outputs.drop_unused()):
                 # Segments that were made for smaller outputs make way for a larger one.
                 self._send_all(map(pack_segment_close, unused))
-            elif length > self.outputs.budget or not self.protocol.unacknowledged or waited >= _ARENA_TIMEOUT_S:
+            elif length > self.outputs.budget or not self.protocol.unacknowledged or waited >= ARENA_TIMEOUT_S:
                 self.outputs.add_segment(length)  # raises, with the numbers
             else:
                 waited += self._wait_for_room()

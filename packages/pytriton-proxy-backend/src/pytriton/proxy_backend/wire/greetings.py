@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from . import layout
 from .errors import AttachError, VersionMismatchError
 from .layout import CAPABILITIES, GREETING, GREETING_VERSION, MAGIC, MAX_TEXT, Capability, MessageType, ModelFlag
+from .limits import MAX_IN_FLIGHT
 from .messages import HEADER_SIZE, Buffer, pack_greeting
 
-_MAX_IN_FLIGHT = 1024
 _OURS = (layout.MAJOR, layout.MINOR)
 _KNOWN = sum(Capability)
 _BODY = HEADER_SIZE
@@ -153,7 +153,7 @@ def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
         model_name=model_name,
         model_version=model_version,
         tensors_digest=digest,
-        max_in_flight=min(max(max_in_flight, 1), _MAX_IN_FLIGHT),
+        max_in_flight=min(max(max_in_flight, 1), MAX_IN_FLIGHT),
         capabilities=capabilities & (CAPABILITIES | Capability.STANDS_IN),
         memory_token=memory_token,
         pid=pid,

@@ -19,14 +19,14 @@ from pytriton.inprocess.capi.api import load_api
 from pytriton.inprocess.capi.library import NativeLibrary
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
 
-__all__ = ["Event", "NativeCalls", "ResponseContent", "SubmittedRequest", "load_native_calls"]
+__all__ = ["Event", "NativeCalls", "ResponseContent", "ResponseFlag", "SubmittedRequest", "load_native_calls"]
 
 logger = logging.getLogger(__name__)
 
 ResponseContent = tuple[int, str, int, Any, Any, Any, Any, Any]
-"""A response: flags (1: the last one, 2: it was cancelled, 4: the request has ended); name and version of the model;
-parameters, or `None`; code and text of the error, or `None` twice; the outputs, each its name, the number of its data
-type, its shape, and an array or the address of elements that are not in host memory; its label, or `None`."""
+"""A response: `ResponseFlag`s; name and version of the model; parameters, or `None`; code and text of the error, or
+`None` twice; the outputs, each its name, the number of its data type, its shape, and an array or the address of
+elements that are not in host memory; its label, or `None`."""
 
 
 class Event(IntFlag):
@@ -36,8 +36,22 @@ class Event(IntFlag):
     """
 
     RELEASED = 1
+    """Triton has no more need of the inputs; the request is still there."""
     RESPONDED = 2
+    """There is a response in the queue."""
     COMPLETED = 4
+    """Triton has done with the request, and it is deleted."""
+
+
+class ResponseFlag(IntFlag):
+    """What is known of a response."""
+
+    FINAL = 1
+    """It is the last one."""
+    CANCELLED = 2
+    """The request was cancelled."""
+    COMPLETE = 4
+    """The request has ended, and nothing more will be reported of it."""
 
 
 class SubmittedRequest(Protocol):

@@ -19,7 +19,13 @@ from pytriton.inprocess.capi.errors import CancelledError, InternalError, Invali
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.model_spec import describe, explain, fetch_spec, forget_spec
 from pytriton.inprocess.requests.named import access_of
-from pytriton.inprocess.requests.native_calls import Event, NativeCalls, ResponseContent, load_native_calls
+from pytriton.inprocess.requests.native_calls import (
+    Event,
+    NativeCalls,
+    ResponseContent,
+    ResponseFlag,
+    load_native_calls,
+)
 from pytriton.inprocess.requests.request import InferenceRequest, create, output_gpu
 from pytriton.inprocess.requests.response import InferenceResponse, new_response, read_response
 from pytriton.inprocess.requests.tracing import StartedTrace, start_trace
@@ -31,11 +37,10 @@ __all__ = ["Pending", "submit"]
 
 logger = logging.getLogger(__name__)
 
-# The flags of a `ResponseContent`.
-_FINAL: Final = 1
-_CANCELLED: Final = 2
-_COMPLETE: Final = 4
 # Plain integers, because combining members of an enum takes longer than the rest of this code.
+_FINAL: Final = int(ResponseFlag.FINAL)
+_CANCELLED: Final = int(ResponseFlag.CANCELLED)
+_COMPLETE: Final = int(ResponseFlag.COMPLETE)
 _RELEASED: Final = int(Event.RELEASED)
 _RESPONDED: Final = int(Event.RESPONDED)
 _COMPLETED: Final = int(Event.COMPLETED)

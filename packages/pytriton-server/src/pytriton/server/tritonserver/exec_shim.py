@@ -21,9 +21,10 @@ import sys
 PR_SET_PDEATHSIG = 1
 SECRETS_VARIABLE = "PYTRITON_EXEC_SECRETS"
 PRELOAD_VARIABLE = "PYTRITON_EXEC_PRELOAD"
+GUARD_SECRETS_VARIABLE = "PYTRITON_GUARD_SECRETS"
+"""Environment variable for the guard: the descriptor of memory with what may not stand on a command line."""
 _MOST_FILES = 1 << 20
 _NOEXEC_SEAL = 0x8
-GUARD_SECRETS_VARIABLE = "PYTRITON_GUARD_SECRETS"
 
 
 def main(arguments: list[str]) -> int:

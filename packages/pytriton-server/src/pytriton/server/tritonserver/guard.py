@@ -11,7 +11,7 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend import LibraryNotFoundError, guard_library_path
 
-__all__ = ["GUARD_VARIABLE", "Guard", "GuardConfig", "Part", "find_guard"]
+__all__ = ["GUARD_VARIABLE", "Guard", "GuardConfig", "Part", "find_guard", "least_of"]
 
 GUARD_VARIABLE = "PYTRITON_GUARD"
 """Environment variable with the settings where `Triton` gets none: `name=value` with commas between them, or `off`."""
@@ -90,7 +90,7 @@ class GuardConfig:
                 if not isinstance(value, bool):
                     raise _bad(field.name, value, "True or False")
                 continue
-            least = 0 if field.name == "thread_stack_bytes" else 1
+            least = least_of(field)
             if value is None and field.default is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
@@ -102,6 +102,11 @@ class GuardConfig:
             return _OFF
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
         return ",".join(f"{name}={int(value)}" for name, value in values.items() if value is not None)
+
+
+def least_of(field: "dataclasses.Field[object]") -> int:
+    """Return the smallest number that a field of `GuardConfig` may have."""
+    return 0 if field.name == "thread_stack_bytes" else 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,17 +18,18 @@ HANDOVER_VARIABLE = "PYTRITON_GUARD_HANDOVER"
 
 
 class Role(enum.IntEnum):
-    """What one of two servers at the same sockets does, with the numbers of `native/guard/handover/listeners.h`."""
+    """What one of two servers at the same sockets does; `native/guard/shared.h` is written from it."""
 
     STANDING_BY = 0
     """It accepts no connections. Those that it has are answered, and then closed."""
     SERVING = 1
+    """It accepts connections."""
     LEFT = 2
     """As `STANDING_BY`; and who asks over such a connection is told to ask again over another one."""
 
 
 class Protection(enum.Enum):
-    """What the guard does, in the order of its own list (`native/guard/protections.h`); the value says what that is."""
+    """What the guard does; the value says what that is. `native/guard/shared.h` is written from it."""
 
     HTTP_REQUESTS = "requests over HTTP are looked at before the server parses them"
     HTTP_RESPONSES = "the memory of HTTP requests is counted until they are answered, and statuses are set right"
@@ -73,7 +74,14 @@ _PARTS = {
     Protection.MODEL_DELETION: Part.WORKAROUNDS,
 }
 
-_ROLE, _IS_TRIED, _IS_COMPLETE, _REACHED = 0, 1, 2, 3
+ROLE_PLACE = 0
+"""Where the server's role is in the page that it shares with its starter."""
+TRIED_PLACE = 1
+"""Not 0 while the starter tries out what is in force: what is refused meanwhile is its own."""
+COMPLETE_PLACE = 2
+"""Not 0 once the script has bound all of its models: no other is about to come."""
+REACHED_PLACE = 3
+"""From here on a byte for each `Protection`, not 0 where it was reached."""
 
 
 class Handover:
@@ -96,7 +104,7 @@ class Handover:
     ) -> None:
         self._page_descriptor = make_memory_file("pytriton-handover")
         try:
-            os.ftruncate(self._page_descriptor, _REACHED + len(Protection))
+            os.ftruncate(self._page_descriptor, REACHED_PLACE + len(Protection))
             self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except BaseException:
             os.close(self._page_descriptor)
@@ -130,28 +138,28 @@ class Handover:
 
     def assign(self, role: Role) -> None:
         """Let the server do something else from now on."""
-        self._write(bytes([role]), _ROLE)
+        self._write(bytes([role]), ROLE_PLACE)
 
     def mark_complete(self) -> None:
         """Have the guard tell who asks for a model that is not there that no other is about to come."""
         self.is_complete = True
-        self._write(b"\1", _IS_COMPLETE)
+        self._write(b"\1", COMPLETE_PLACE)
 
     def reached(self) -> frozenset[Protection]:
         """Return what the guard has come to do so far; nothing once this is closed."""
         with self._lock, contextlib.suppress(OSError):
-            page = os.pread(self._page_descriptor, _REACHED + len(Protection), 0)
-            return frozenset(each for each, mark in zip(Protection, page[_REACHED:], strict=True) if mark)
+            page = os.pread(self._page_descriptor, REACHED_PLACE + len(Protection), 0)
+            return frozenset(each for each, mark in zip(Protection, page[REACHED_PLACE:], strict=True) if mark)
         return frozenset()
 
     @contextlib.contextmanager
     def tried(self) -> Iterator[None]:
         """Have the guard log nothing of what it refuses within: it is asked by who tries it out."""
-        self._write(b"\1", _IS_TRIED)
+        self._write(b"\1", TRIED_PLACE)
         try:
             yield
         finally:
-            self._write(b"\0", _IS_TRIED)
+            self._write(b"\0", TRIED_PLACE)
 
     def _write(self, content: bytes, place: int) -> None:
         """Write to the page, unless the server has gone, which another thread may notice at any time."""

@@ -9,32 +9,39 @@ from collections.abc import Mapping
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
 from pytriton.proxy_backend.system.memory_files import make_memory_file
 
-__all__ = ["OUTCOMES", "OUTCOMES_VARIABLE", "PROTOCOLS", "OutcomeCounts"]
+__all__ = ["MEANINGS", "OUTCOMES", "OUTCOMES_VARIABLE", "PROTOCOLS", "OutcomeCounts"]
 
 OUTCOMES_VARIABLE = "PYTRITON_GUARD_OUTCOMES"
 """Environment variable for the guard: the descriptor of the memory."""
 
-# The guard has the same, in the same order and places (`native/guard/answers/outcomes.h`).
+# The guard counts by the same names, in the same order (`native/guard/shared.h` is written from these).
 PROTOCOLS = ("http", "grpc")
-OUTCOMES = (
-    "ok",
-    "invalid",
-    "queue_full",
-    "queue_timeout",
-    "time_limit",
-    "cancelled",
-    "failed",
-    "worker_lost",
-    "unavailable",
-)
+MEANINGS = {
+    "ok": "It was answered.",
+    "invalid": "The caller made a mistake.",
+    "queue_full": "The queue of the model was full.",
+    "queue_timeout": "It waited too long for its turn.",
+    "time_limit": "The callable took longer than the model's execution timeout.",
+    "cancelled": "The caller disconnected or cancelled it, or its deadline passed.",
+    "failed": "The callable raised, or what it returned is wrong.",
+    "worker_lost": "The worker ended while it was at it.",
+    "unavailable": "Nothing serves the model.",
+}
+"""How a request may end, and what that means."""
+OUTCOMES = tuple(MEANINGS)
 """How a request may end."""
 
-_MODELS = 1024
-_ROOM = 16  # for outcomes
-_HEAD = struct.Struct("II248s")
-_COUNTS = struct.Struct(f"{len(PROTOCOLS) * _ROOM}Q")
+COUNTED_MODELS = 1024
+"""Models that have counts of their own; the first entry is that of requests without a model."""
+COUNTED_NAME = 248
+"""Bytes of the name of such a model."""
+COUNTED_OUTCOMES = 16
+"""Places for outcomes in an entry, more than there are."""
+ENTRY_READY = 2
+"""The state of an entry whose name is written."""
+_HEAD = struct.Struct(f"II{COUNTED_NAME}s")
+_COUNTS = struct.Struct(f"{len(PROTOCOLS) * COUNTED_OUTCOMES}Q")
 _ENTRY_SIZE = _HEAD.size + _COUNTS.size
-_READY = 2
 
 
 class OutcomeCounts:
@@ -52,7 +59,7 @@ class OutcomeCounts:
         self.descriptor = make_memory_file("pytriton-outcomes")
         """What the server inherits; -1 once it is closed."""
         try:
-            os.ftruncate(self.descriptor, _MODELS * _ENTRY_SIZE)
+            os.ftruncate(self.descriptor, COUNTED_MODELS * _ENTRY_SIZE)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -68,15 +75,15 @@ class OutcomeCounts:
         # Read, not mapped: a mapping of Python's keeps a descriptor of its own, which forked children would have.
         with self._lock:
             counts = Counter(self._before)
-            memory = b"" if self.descriptor < 0 else os.pread(self.descriptor, _MODELS * _ENTRY_SIZE, 0)
+            memory = b"" if self.descriptor < 0 else os.pread(self.descriptor, COUNTED_MODELS * _ENTRY_SIZE, 0)
         for place in range(0, len(memory), _ENTRY_SIZE):
             state, size, name = _HEAD.unpack_from(memory, place)
-            if state != _READY and place > 0:
+            if state != ENTRY_READY and place > 0:
                 continue
             model = name[:size].decode(errors="replace")
             values = _COUNTS.unpack_from(memory, place + _HEAD.size)
             for number, protocol in enumerate(PROTOCOLS):
-                for outcome, value in zip(OUTCOMES, values[number * _ROOM :], strict=False):
+                for outcome, value in zip(OUTCOMES, values[number * COUNTED_OUTCOMES :], strict=False):
                     if value:
                         counts[model, protocol, outcome] += value
         return counts - self._left_out
