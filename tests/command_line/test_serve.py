@@ -106,7 +106,8 @@ def test_the_models_of_a_file_until_a_signal(tmp_path: Path, number: signal.Sign
             ask(server.url, "loud", text="hi")
         assert re.search(r"Ready after \d+\.\d s\.", written)
         # The models with their signatures, in the order of the file.
-        assert re.search(r"shout\(text: BYTES\[1\]\) -> output: BYTES\[1\]; .*1 thread$", written, re.MULTILINE)
+        shown = r"shout\(text: str as BYTES\[1\]\) -> output: str as BYTES\[1\]; .*1 thread$"
+        assert re.search(shown, written, re.MULTILINE)
         assert written.index(" shout(text") < written.index(" greeter(name")
         assert server.end(number) == 0, server.written
         assert "Traceback" not in server.written
