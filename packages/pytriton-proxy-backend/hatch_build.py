@@ -68,6 +68,8 @@ INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"\n]+)"', re.MULTILINE)
 # The functions of Triton stay undefined: the server that loads the library has them, under a file name that differs
 # from server to server. Everything else must be there at load time and not at the first call, hence `-z now`.
 COMPILE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread")
+# What logs its place in the source names it from here on, so that a wheel is the same wherever it is built.
+SAME_PLACES = (f"-ffile-prefix-map={NATIVE}=native",)
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 # The server brings a libstdc++ of its own version, so ours goes into the library. zig does that by itself.
 STATIC_RUNTIME = ("-static-libstdc++", "-static-libgcc")
@@ -104,7 +106,7 @@ class NativeLibrary(NamedTuple):
 LIBRARIES = (
     # Never unmapped: a model that is loaded or called for a worker is waited for in threads that may be in this library
     # after the last model of it is gone.
-    NativeLibrary(LIBRARY_NAME, ("proxy/**/*.cc",), (), ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
+    NativeLibrary(LIBRARY_NAME, ("proxy/**/*.cc",), SAME_PLACES, ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
@@ -114,7 +116,10 @@ LIBRARIES = (
             *("proxy/json_reader.cc", "proxy/record.cc", "proxy/response_cache.cc", "proxy/stream_pace.cc"),
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
-        ("-include", str(NATIVE / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
+        (
+            *("-include", str(NATIVE / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
+            *SAME_PLACES,
+        ),
         ("-Wl,--no-undefined", "-ldl"),
         ("TRITONBACKEND_*", "pytriton_inprocess_*"),
     ),

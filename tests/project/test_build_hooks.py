@@ -342,6 +342,13 @@ def test_what_calls_python_is_for_every_version_of_it(library: str, kinds: set[s
     assert [name for name in needed if not hasattr(ctypes.pythonapi, name)] == []
 
 
+def test_the_libraries_name_no_folder_of_the_machine_that_built_them(proxy: types.ModuleType) -> None:
+    for library in proxy.LIBRARIES:
+        path = library.editable_folder / library.name
+        assert path.is_file(), "run `python3 tools/dev.py native`"
+        assert os.fsencode(ROOT) not in path.read_bytes(), library.name
+
+
 def test_the_proxy_is_never_unmapped(proxy: types.ModuleType) -> None:
     # Threads that wait for Triton may be in it after the last model of its is gone.
     library = proxy.EDITABLE_FOLDER / proxy.LIBRARY_NAME
