@@ -1,5 +1,6 @@
 """Batch records as the worker reads them: odd but good ones, malformed ones, and mutated ones."""
 
+import dataclasses
 import gc
 import mmap
 import struct
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from pytriton.proxy.types import Request, make_requests
 from pytriton.proxy_backend import ProtocolError
 from pytriton.proxy_backend.transport.arena import PeerArena
-from pytriton.proxy_backend.wire.batch import Batch, BatchReader
+from pytriton.proxy_backend.wire.batch import Batch, BatchReader, RequestData, RequestWriter, lay_out_batch
+from pytriton.proxy_backend.wire.record import Record
 
 NUMBERS = [
     0,
@@ -401,3 +403,99 @@ def test_mutated_records(
         use(parse(bytes(raw), batching=batching, reader=reader))
     except (ProtocolError, TypeError) as error:
         assert str(error)  # noqa: PT017
+
+
+# ---- what is written, and read again -------------------------------------------------------------------------------
+
+
+def written(record: Record) -> bytes:
+    memory = mmap.mmap(-1, max(record.layout.length, 1))
+    record.write(memory, 0, 7)
+    return memory[: record.layout.length]
+
+
+def array_of(kind: str, shape: tuple[int, ...], first: int) -> np.ndarray[Any, Any]:
+    numbers = np.arange(first, first + int(np.prod(shape))).reshape(shape)
+    if kind != "O":
+        return numbers.astype(kind)
+    made = np.empty(shape, object)
+    made[...] = np.vectorize(lambda number: b"%d" % number, otypes=[object])(numbers) if numbers.size else numbers
+    return made
+
+
+@st.composite
+def request_lists(draw: st.DrawFn, batching: bool) -> list[RequestData]:
+    """Requests that are alike, but for what is drawn otherwise: an input that lacks, another type, another shape."""
+    made = []
+    for number in range(draw(st.integers(1, 3))):
+        rows = draw(st.integers(1, 3)) if batching else 1
+        inputs = {}
+        for name in ("a", "b"):
+            kind = draw(st.sampled_from(["i4", "i4", "i4", "f8", "O"]))
+            width = draw(st.sampled_from([2, 2, 2, 3]))
+            if name == "a" or draw(st.integers(0, 3)):
+                inputs[name] = array_of(kind, (rows, width), number)
+        made.append(
+            RequestData(
+                inputs,
+                outputs=draw(st.sampled_from([(), ("y",), ("y", "z")])),
+                request_id=draw(st.sampled_from(["", "r"])),
+                priority=draw(st.integers(0, 1)),
+                timeout_us=draw(st.integers(0, 1)),
+                correlation_id=draw(st.sampled_from([0, 5]) | st.just("text")),
+                flags=draw(st.integers(0, 1)),
+                trace_context=draw(st.sampled_from(["", "trace"])),
+                parameters=draw(st.sampled_from([{}, {"p": 1}, {"p": "other", "q": True}])),
+            )
+        )
+    return made
+
+
+def assert_read(batch: Batch, requests: list[RequestData], *, batching: bool) -> None:
+    """Hold every request of a batch against what was written."""
+    assert len(batch.rows) == len(requests)
+    for index, request in enumerate(requests):
+        inputs = batch.load_inputs(index)
+        assert inputs.keys() == request.inputs.keys()
+        for name, array in request.inputs.items():
+            assert inputs[name].dtype == array.dtype
+            np.testing.assert_array_equal(inputs[name], array)
+        fields = (request.request_id, request.priority, request.timeout_us, request.correlation_id, request.flags)
+        assert batch.load_fields(index) == (*fields, request.trace_context)
+        assert batch.load_parameters(index) == dict(request.parameters)
+        assert batch.load_requested_outputs(index) == list(request.outputs)
+    alike = all(
+        request.inputs.keys() == requests[0].inputs.keys()
+        and all(
+            array.dtype == requests[0].inputs[name].dtype and array.shape[1:] == requests[0].inputs[name].shape[1:]
+            for name, array in request.inputs.items()
+        )
+        for request in requests
+    )
+    assert (batch.whole_batch() is not None) == (alike and (batching or len(requests) == 1))
+
+
+@given(data=st.data(), batching=st.booleans())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_requests_are_read_as_they_were_written(data: st.DataObject, batching: bool) -> None:
+    requests = data.draw(request_lists(batching))
+    raw = written(lay_out_batch(requests, batching=batching))
+    assert_read(parse(raw, batching=batching), requests, batching=batching)
+
+
+@given(requests=st.lists(request_lists(False), min_size=2, max_size=6))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_layout_is_kept_for_requests_that_look_alike_only(requests: list[list[RequestData]]) -> None:
+    writer = RequestWriter()
+    for [drawn, *_] in requests:
+        # What looks alike but for one field, one after the other.
+        bare = dataclasses.replace(drawn, parameters={}, trace_context="")
+        for request in (
+            bare,
+            dataclasses.replace(bare, parameters=drawn.parameters),
+            dataclasses.replace(bare, trace_context=drawn.trace_context),
+            dataclasses.replace(bare, priority=drawn.priority + 1),
+            drawn,
+            bare,
+        ):
+            assert written(writer.lay_out(request)) == written(lay_out_batch([request], batching=False))
