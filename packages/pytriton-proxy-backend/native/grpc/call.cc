@@ -21,6 +21,8 @@ constexpr size_t kMostFieldsSize = 64 * 1024;
 constexpr uint64_t kSmall = 64 * 1024;
 // What waits to be read by a client may come to so much before it is counted.
 constexpr uint64_t kFreeUnread = 1 << 20;
+// What is written together: a large response loses nothing by going alone.
+constexpr size_t kMostTogether = 64 * 1024;
 constexpr int32_t kStreamWindow = 4 << 20;
 constexpr int32_t kConnectionWindow = 64 << 20;
 constexpr uint32_t kMostStreams = 16 * 1024;
@@ -85,6 +87,34 @@ bool IsForTransport(std::string_view name) {
 
 }  // namespace
 
+// --- several responses ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Together {
+  bool is_begun = false;
+  std::vector<std::shared_ptr<ClientConnection>> connections;
+};
+thread_local Together t_together;
+
+}  // namespace
+
+void WrittenTogether::Begin() { t_together.is_begun = true; }
+
+bool WrittenTogether::Keep(const std::shared_ptr<ClientConnection>& connection) {
+  if (!t_together.is_begun) return false;
+  auto& kept = t_together.connections;
+  if (std::find(kept.begin(), kept.end(), connection) == kept.end()) kept.push_back(connection);
+  return true;
+}
+
+void WrittenTogether::End() {
+  t_together.is_begun = false;
+  // A connection may end with its last owner.
+  const auto kept = std::exchange(t_together.connections, {});
+  for (const auto& connection : kept) connection->Flush();
+}
+
 // --- one request -----------------------------------------------------------------------------------------------------
 
 Slot::~Slot() {
@@ -103,7 +133,9 @@ void Slot::OnMessage(Message message) {
   // Of a request that went on it was given to Triton's own front end before.
   if (outcome_ != nullptr && outcome_->backlog != nullptr) outcome_->backlog->Pass(1);
   // The one message of ModelInfer goes with its status.
-  if (call_->kind_ == Call::Kind::kStreamInfer) call_->connection_->Flush(&lock);
+  if (call_->kind_ != Call::Kind::kStreamInfer) return;
+  if (call_->body_.size < kMostTogether && WrittenTogether::Keep(call_->connection_)) return;
+  call_->connection_->Flush(&lock);
 }
 
 void Slot::OnEnd(Status status) {

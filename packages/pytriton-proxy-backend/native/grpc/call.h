@@ -57,6 +57,15 @@ struct Service {
 
 class Call;
 
+// While a thread gives several responses to streams one after the other, they are written to the socket together.
+class WrittenTogether {
+ public:
+  static void Begin();
+  static void End();
+  // Whether `End` flushes the connection, which has something to send.
+  static bool Keep(const std::shared_ptr<ClientConnection>& connection);
+};
+
 // One request of a call: where its responses go, and how it is cancelled.
 class Slot : public Responses, public std::enable_shared_from_this<Slot> {
  public:

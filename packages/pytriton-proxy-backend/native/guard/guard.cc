@@ -444,6 +444,11 @@ EXPORT void pytriton_guard_announce_response(uint64_t bytes, bool wants_stream) 
   GivenResponse::Announce(bytes, wants_stream);
 }
 
+// Between the two, responses that this thread sends to streams over gRPC are written together.
+EXPORT void pytriton_guard_begin_responses() { grpc::WrittenTogether::Begin(); }
+
+EXPORT void pytriton_guard_end_responses() { grpc::WrittenTogether::End(); }
+
 EXPORT void* pytriton_guard_take_stream() {
   auto stream = GivenResponse::TakeStream();
   return stream == nullptr ? nullptr : new std::shared_ptr<StreamBacklog>(std::move(stream));

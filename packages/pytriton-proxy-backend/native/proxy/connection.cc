@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "errno_text.h"
@@ -415,6 +416,9 @@ void Connection::Process() {
 void Connection::ProcessLocked() {
   Packet packet;
   uint64_t deadline_ns = 0;
+  // What is there is written together, that of several streams included.
+  std::optional<SentTogether> together;
+  if (settings_.decoupled) together.emplace();
   while (state() != ConnectionState::kClosed) {
     std::string error;
     const Received received = ReceivePacket(fd_, &packet, &error);

@@ -11,6 +11,16 @@ Function Find(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
 
+struct GuardResponses {
+  void (*const begin)() = Find<void (*)()>("pytriton_guard_begin_responses");
+  void (*const end)() = Find<void (*)()>("pytriton_guard_end_responses");
+};
+
+const GuardResponses& Responses() {
+  static const GuardResponses responses;
+  return responses;
+}
+
 // What the guard offers; nothing without it, or where it is an older one.
 struct GuardStreams {
   void (*const announce)(uint64_t, bool) = Find<void (*)(uint64_t, bool)>("pytriton_guard_announce_response");
@@ -36,6 +46,14 @@ const GuardStreams& Guard() {
 
 void AnnounceResponse(uint64_t bytes, bool wants_stream) {
   if (Guard().is_there()) Guard().announce(bytes, wants_stream);
+}
+
+SentTogether::SentTogether() {
+  if (Responses().begin != nullptr && Responses().end != nullptr) Responses().begin();
+}
+
+SentTogether::~SentTogether() {
+  if (Responses().begin != nullptr && Responses().end != nullptr) Responses().end();
 }
 
 void* TakeStream() { return Guard().is_there() ? Guard().take() : nullptr; }

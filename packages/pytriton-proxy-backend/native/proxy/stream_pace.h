@@ -13,6 +13,15 @@ void AnnounceResponse(uint64_t bytes, bool wants_stream);
 // The stream that took the response which this thread has sent last, null where nobody knows. To be given to a StreamPace.
 void* TakeStream();
 
+// The responses that this thread sends while one of these lives go to the sockets of their callers together.
+class SentTogether {
+ public:
+  SentTogether();
+  ~SentTogether();
+  SentTogether(const SentTogether&) = delete;
+  SentTogether& operator=(const SentTogether&) = delete;
+};
+
 class StreamPace {
  public:
   // Takes over `stream`, which is not null.
