@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import random
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import hpack
@@ -58,8 +60,47 @@ async def endless(requests: Any) -> AsyncIterator[Any]:
         ended.append(number)
 
 
+async def chatter(requests: Any) -> AsyncIterator[Any]:
+    """The same with texts, many at a time."""
+    try:
+        for number in itertools.count():
+            yield [{"text": np.array([str(number).encode()], object)}]
+            if number % 100 == 99:
+                await asyncio.sleep(0)
+    finally:
+        ended.append(number)
+
+
 def echo(requests: Any) -> Iterator[Any]:
     yield [{"y": requests[0]["x"]}]
+
+
+def say(requests: Any) -> Iterator[Any]:
+    """Answers with texts of these sizes, each of another letter; below zero it fails."""
+    for at, size in enumerate(requests[0]["sizes"].ravel().tolist()):
+        if size < 0:
+            raise ValueError(f"no size: {size}")
+        yield [{"text": np.array([letter(at) * size], object)}]
+
+
+async def say_at_once(requests: Any) -> AsyncIterator[Any]:
+    for result in say(requests):
+        yield result
+
+
+def say_two(requests: Any) -> Iterator[Any]:
+    for result in say(requests):
+        [text] = result[0]["text"]
+        yield [{"text": np.array([text, b"!"], object)}]
+
+
+def say_batched(requests: Any) -> Iterator[Any]:
+    for result in say(requests):
+        yield [{"text": result[0]["text"].reshape(1, 1)}]
+
+
+def letter(at: int) -> bytes:
+    return bytes([ord("a") + at % 26])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +111,13 @@ def triton() -> Iterator[Triton]:
         server.bind("grow", grow, [Tensor((-1,), np.int64, "sizes")], [data, text], config=CONFIG)
         number, filling = Tensor((1,), np.int64, "number"), Tensor((-1,), np.int8, "filling")
         server.bind("endless", endless, [Tensor((1,), np.int8, "x")], [number, filling], config=CONFIG)
+        server.bind("chatter", chatter, [Tensor((1,), np.int8, "x")], [text], config=CONFIG)
         server.bind("echo", echo, [Tensor((-1,), np.int8, "x")], [Tensor((-1,), np.int8, "y")], config=CONFIG)
+        sizes = [Tensor((-1,), np.int64, "sizes")]
+        for func, output in ((say, text), (say_at_once, text), (say_two, Tensor((2,), bytes, "text"))):
+            server.bind(func.__name__, func, sizes, [output], config=CONFIG)
+        batched = ModelConfig(decoupled=True, max_batch_size=1)
+        server.bind("say_batched", say_batched, sizes, [text], config=batched)
         with running(server):
             yield server
 
@@ -104,6 +151,52 @@ def test_it_is_as_with_grpc(triton: Triton) -> None:
     drive(main)
 
 
+@pytest.mark.parametrize("name", ["say", "say_at_once", "say_two", "say_batched", "grow"])
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_texts_alone(triton: Triton, protocol: str, name: str) -> None:
+    url = str(triton.grpc_url if protocol == "grpc" else triton.http_url)
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    asked = [
+        [],
+        [1],
+        [0],
+        [0, 1, 0],
+        [3, -1],
+        [-1],
+        [5] * 500,
+        [*range(300)],
+        [127, 128, 129, 16_383, 16_384, 70_000] * 3,
+    ]
+    asked += [[chance.choice([0, 1, 2, 3, 120, 130, 4096]) for _ in range(chance.randrange(200))] for _ in range(10)]
+    # Over HTTP a request has no empty arrays.
+    asked = [sizes for sizes in asked if sizes or protocol == "grpc"]
+    end = b"!" if name == "say_two" else b""
+
+    def expected(sizes: list[int]) -> list[bytes]:
+        whole = sizes[: sizes.index(-1)] if -1 in sizes else sizes
+        if name == "grow":
+            return [f"{at} ü".encode() for at in range(len(whole))]
+        return [letter(at) * size + end for at, size in enumerate(whole)]
+
+    async def ask(client: DirectStreamsClient, sizes: list[int]) -> None:
+        came: list[bytes] = []
+        fails = pytest.raises(PyTritonClientInferenceServerError, match="no size: -1")
+        with fails if -1 in sizes else contextlib.nullcontext():
+            async for texts in client.infer_texts("text", sizes=np.array(sizes, np.int64)):
+                assert texts
+                came += texts
+        assert came == expected(sizes), f"seed {seed}: {sizes}"
+
+    async def main() -> None:
+        async with DirectStreamsClient(url, name) as client:
+            for sizes in asked:
+                await ask(client, sizes)
+            await asyncio.gather(*(ask(client, sizes) for sizes in asked))
+
+    drive(main)
+
+
 def test_large_requests_wait_for_room(triton: Triton) -> None:
     async def main() -> None:
         async with DirectStreamsClient(str(triton.grpc_url), "echo") as client:
@@ -119,15 +212,24 @@ def test_large_requests_wait_for_room(triton: Triton) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "cancel", "drop"])
-def test_whoever_leaves_ends_the_generator(triton: Triton, how: str) -> None:
+@pytest.mark.parametrize("reads", ["results", "texts"])
+def test_whoever_leaves_ends_the_generator(triton: Triton, reads: str, how: str) -> None:
     async def main() -> None:
         ended.clear()
-        async with DirectStreamsClient(str(triton.grpc_url), "endless") as client:
+        async with DirectStreamsClient(str(triton.grpc_url), "endless" if reads == "results" else "chatter") as client:
+
+            def ask() -> AsyncIterator[Any]:
+                one = np.zeros(1, np.int8)
+                return client.infer_sample(one) if reads == "results" else client.infer_texts("text", x=one)
+
+            def is_first(result: Any) -> bool:
+                return bool(result["number"] == [0] if reads == "results" else result[0] == b"0")
 
             async def leave() -> None:
-                results = client.infer_sample(np.zeros(1, np.int8))
-                assert (await anext(results))["number"] == [0]
+                results = ask()
+                assert is_first(await anext(results))
                 if how == "close":
+                    assert isinstance(results, AsyncGenerator)
                     await results.aclose()
                 elif how == "cancel":
                     task = asyncio.ensure_future(_read_all(results))
@@ -140,7 +242,7 @@ def test_whoever_leaves_ends_the_generator(triton: Triton, how: str) -> None:
             gc.collect()
             await eventually_async(lambda: len(ended) == 8)
             # Others go on.
-            assert (await anext(client.infer_sample(np.zeros(1, np.int8))))["number"] == [0]
+            assert is_first(await anext(ask()))
 
     drive(main)
 

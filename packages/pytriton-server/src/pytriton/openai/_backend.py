@@ -177,6 +177,26 @@ class Backend:
         except PyTritonClientError as error:
             raise from_client_error(error, name) from error
 
+    async def ask_texts(
+        self, link: Link, inputs: Mapping[str, npt.NDArray[Any]], asked: Asked
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield the texts of a decoupled model that tells nothing else; those that come together, at once.
+
+        Closing the iterator cancels the request.
+        """
+        try:
+            async with link.used() as client:
+                view = client.with_options(
+                    request_id=asked.request_id, parameters=asked.parameters, headers=asked.headers
+                )
+                assert isinstance(view, DirectStreamsClient)
+                name = link.model.output.name
+                async with aclosing(view.infer_texts(name, **asked.inputs, **inputs)) as groups:
+                    async for texts in groups:
+                        yield texts
+        except PyTritonClientError as error:
+            raise from_client_error(error, link.model.spec.model_name) from error
+
     async def ask_batch(self, link: Link, texts: Sequence[Sequence[bytes]], asked: Asked) -> list[Mapping[str, Any]]:
         """Return the answer of a model for each sample; as many as it takes at once travel together."""
         model = link.model

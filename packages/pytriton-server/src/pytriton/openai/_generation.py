@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from pytriton.openai._errors import OpenAIError
 from pytriton.openai._gate import encoded_events
 from pytriton.openai._requests import MOST_CHOICES, Generating, encode_text
 from pytriton.openai._structured import AnswerCheck
-from pytriton.openai._texts import Part, merged, read_parts
+from pytriton.openai._texts import NO_COUNTS, Part, merged, read_parts, read_texts, tells_text_alone
 from pytriton.openai._tokens.tokenizer import Tokenizer
 from pytriton.openai._tokens.usage import Usage
 from pytriton.openai._tool_calls import joined_calls
@@ -173,6 +174,9 @@ class Generation:
         try:
             async with aclosing(self._groups()) as groups:
                 async for number, group in groups:
+                    if number in begun and self._is_text_alone(group):
+                        yield self._text_events(number, [part.text for part in group])
+                        continue
                     events = []
                     if self._wishes.check is not None:
                         # Kept only if the text has to be checked.
@@ -207,6 +211,12 @@ class Generation:
         ends = [self._event([], usage=await self.usage.total())] if self._tells_usage else []
         yield encoded_events([*ends, _DONE])
 
+    def _is_text_alone(self, group: Sequence[Part]) -> bool:
+        """Return whether parts are nothing but text that goes on, as most are, of which nothing else is to be known."""
+        if self._tells_usage_always or self._wishes.check is not None:
+            return False
+        return all(part.counts is NO_COUNTS and part.is_text_alone for part in group)
+
     @property
     def tokenizer(self) -> Tokenizer | None:
         """That of the model."""
@@ -235,6 +245,8 @@ class Generation:
         # `np.full` would drop zeros at the end of bytes.
         text = np.array([prompt], object).reshape((1,) * len(model.prompt.shape))
         asked = self._asked if len(self._prompts) == 1 else self._variant(number % self._each)
+        if model.spec.decoupled and not self._wishes.has_tools and tells_text_alone(model):
+            return read_texts(self._backend.ask_texts(self._link, {model.prompt.name: text}, asked), self._stops)
         answers = self._backend.ask(self._link, {model.prompt.name: text}, asked)
         return read_parts(
             answers,
@@ -260,10 +272,21 @@ class Generation:
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
 
     def _text_event(self, number: int, text: str) -> str:
-        """Return the event of a part that is only text, as most are; the constant rest is written once."""
+        """Return the event of a part that is only text, as most are."""
+        before, after = self._around_text(number)
+        return f"{before}{encode_basestring_ascii(text)}{after}"
+
+    def _text_events(self, number: int, texts: Sequence[str]) -> bytes:
+        """Return the events of parts that are only text, as they are sent."""
+        self.usage.add_texts(number, texts)
+        before, after = self._around_text(number)
+        return "".join([f"data: {before}{encode_basestring_ascii(text)}{after}\n\n" for text in texts]).encode()
+
+    def _around_text(self, number: int) -> tuple[str, str]:
+        """Return what is around the text in such an event, which is made once."""
         around = self._around.get(number)
         if around is None:
             event = self._event([{"index": number, **self._form.delta(Part(_MARK))}])
             before, _, after = event.rpartition(json.dumps(_MARK))
             around = self._around[number] = (before, after)
-        return f"{around[0]}{json.dumps(text)}{around[1]}"
+        return around

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from pytriton.openai._models import (
 )
 from pytriton.openai._tool_calls import CallDeltas, ToolText, longest_begin
 
-__all__ = ["Part", "Stops", "merged", "read_parts"]
+__all__ = ["NO_COUNTS", "Part", "Stops", "merged", "read_parts", "read_texts", "tells_text_alone"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,10 @@ _MOST_TOGETHER = 16
 
 # The values of these outputs are a part of the answer beside its text.
 _SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALLS})
+
+
+# Of a part whose model counts nothing.
+NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 
 class Stops:
@@ -103,6 +108,43 @@ class Part:
         return self.reasoning + self.text + self.refusal + calls
 
 
+async def read_texts(
+    groups: AsyncGenerator[list[bytes], None], stops: Sequence[str]
+) -> AsyncGenerator[list[Part], None]:
+    """Yield the parts of a text about which a model tells nothing else, as `read_parts` does."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    filtered = Stops(stops)
+    is_whole = True
+    async with aclosing(groups):
+        async for texts in groups:
+            parts = []
+            for data in texts:
+                if is_whole:
+                    try:
+                        # In most cases, no character is cut.
+                        text = data.decode()
+                    except UnicodeDecodeError:
+                        is_whole = False
+                if not is_whole:
+                    text = decoder.decode(data)
+                    is_whole = not decoder.getstate()[0]
+                if stops:
+                    text = filtered.feed(text)
+                if text:
+                    parts.append(Part(text, None, NO_COUNTS))
+                if filtered.is_over:
+                    break
+            if filtered.is_over:
+                yield [*parts, Part("", "stop")]
+                return
+            if parts:
+                yield parts
+            if len(texts) >= _MOST_TOGETHER:
+                # More may be there already: let other tasks run.
+                await asyncio.sleep(0)
+    yield [Part(filtered.feed(decoder.decode(b"", True)) + filtered.end(), "stop")]
+
+
 async def read_parts(
     answers: AsyncGenerator[Any, None],
     model: EndpointModel,
@@ -122,7 +164,7 @@ async def read_parts(
     )
     filtered = Stops(stops)
     output, counted = model.output.name, model.counts
-    is_text_alone = not (counted or reads_tools or model.output_names & _SAID_BESIDE)
+    is_text_alone = not reads_tools and tells_text_alone(model)
     tools = ToolText(model.tool_parser) if reads_tools and model.tool_parser is not None else None
     deltas = CallDeltas(name)
     reason = "stop"
@@ -182,6 +224,11 @@ async def read_parts(
                 yield parts
             raise
         yield [*parts, end]
+
+
+def tells_text_alone(model: EndpointModel) -> bool:
+    """Return whether a model has no output that says something about its text."""
+    return not (model.counts or model.output_names & _SAID_BESIDE)
 
 
 def _output(answer: Any, name: str) -> bytes:

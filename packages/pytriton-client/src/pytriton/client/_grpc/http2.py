@@ -112,11 +112,33 @@ class Http2Call:
 
     async def receive(self, timeout_s: float) -> bytes | None:
         """Return the next response, or None after the last one. Raises ``Http2Error`` or ``TimeoutError``."""
+        if not self._messages and not await self._wait(timeout_s):
+            return None
+        message = self._messages.popleft()
+        self._queued -= len(message) + 5
+        self._credit()
+        return message
+
+    async def receive_some(self, timeout_s: float, most: int) -> list[bytes]:
+        """Return the responses that are there, ``most`` of them, at least one; none after the last one.
+
+        Raises ``Http2Error`` or ``TimeoutError``.
+        """
+        if not self._messages and not await self._wait(timeout_s):
+            return []
+        messages = self._messages
+        found = [messages.popleft() for _ in range(min(most, len(messages)))]
+        self._queued -= sum(map(len, found)) + 5 * len(found)
+        self._credit()
+        return found
+
+    async def _wait(self, timeout_s: float) -> bool:
+        """Wait for a response; return False where none follows."""
         while not self._messages:
             if self.has_ended:
                 if self._error is not None:
                     raise self._error
-                return None
+                return False
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             timer = loop.call_later(timeout_s, self._wake)
@@ -127,10 +149,7 @@ class Http2Call:
                 self._waiter = None
             if not self._messages and not self.has_ended:  # so the timer ended the wait
                 raise TimeoutError
-        message = self._messages.popleft()
-        self._queued -= len(message) + 5
-        self._credit()
-        return message
+        return True
 
     def reset(self) -> None:
         """End a call whose responses nobody wants."""

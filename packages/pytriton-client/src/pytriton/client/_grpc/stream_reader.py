@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._core.requests import InferResponse
+from .._core.requests import InferResponse, is_end_of_stream
 from .._core.tensors import decode_tensor
 from .._core.translate import Operation, server_error
 from .calls import check_message, read_infer_response
@@ -20,6 +22,7 @@ _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 # No valid length has more bytes.
 _MOST_BITS = 35
 _MOST_REMEMBERED = 1 << 16
+_MOST_SIZES = 256
 
 
 class StreamReader:
@@ -32,6 +35,7 @@ class StreamReader:
         self._operation = operation
         self._head = self._tail = b""
         self._known: InferResponse | None = None
+        self._around_texts: dict[int, tuple[bytes, bytes]] = {}
         self._tensors: list[tuple[str, str, tuple[int, ...]]] = []
 
     def read(self, data: bytes, *, is_followed: bool) -> InferResponse:
@@ -48,6 +52,33 @@ class StreamReader:
             if outputs is not None:
                 return _made(outputs, known, is_followed=is_followed)
         return self._read_anew(data, is_followed=is_followed)
+
+    def read_text(self, data: bytes, name: str) -> bytes | None:
+        """Return what an output of strings has in a message: all of them, or nothing where it lacks the output.
+
+        None where the message says only that no other follows.
+        """
+        size = len(data)
+        around = self._around_texts.get(size)
+        if around is not None and data.startswith(around[0]) and data.endswith(around[1]):
+            return data[len(around[0]) : size - len(around[1])]
+        contents = None if self._known is None else self._contents_of(data)
+        if contents is not None and self._is_one_string(contents, name):
+            if len(self._around_texts) < _MOST_SIZES:
+                # In front of the text are all lengths, which are the same in messages of the same size.
+                begin = size - len(self._tail) - len(contents[0]) + 4
+                self._around_texts[size] = data[:begin], self._tail
+            return contents[0][4:]
+        response = self._read_anew(data, is_followed=False)
+        if is_end_of_stream(response):
+            return None
+        return b"".join(response.outputs[name].ravel().tolist()) if name in response.outputs else b""
+
+    def _is_one_string(self, contents: Sequence[bytes], name: str) -> bool:
+        """Return whether the bytes of a response's tensors are one string, of the output ``name``."""
+        if len(contents) != 1 or self._tensors[0][:2] != (name, "BYTES") or math.prod(self._tensors[0][2]) != 1:
+            return False
+        return len(contents[0]) - 4 == int.from_bytes(contents[0][:4], "little")
 
     def _read_anew(self, data: bytes, *, is_followed: bool) -> InferResponse:
         try:

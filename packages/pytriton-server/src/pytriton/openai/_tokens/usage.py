@@ -42,6 +42,12 @@ class Usage:
         if self._tokenizer is not None and "completion_tokens" not in told:
             self._said[number].append(said)
 
+    def add_texts(self, number: int, texts: Sequence[str]) -> None:
+        """Count parts of a choice of which the model tells no counts."""
+        self._characters[number] += sum(map(len, texts))
+        if self._tokenizer is not None:
+            self._said[number] += texts
+
     async def begin(self) -> None:
         """Count the prompts now, for a caller who wants counts before the end."""
         if self._tokenizer is not None:
