@@ -30,7 +30,6 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
 from pytriton.server.lifecycle import readiness
-from pytriton.server.models.service import WorkerService
 from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.bare_server import BareServer, serving
@@ -409,13 +408,12 @@ def test_a_model_that_is_being_unbound_needs_no_worker(caplog: pytest.LogCapture
     triton = Triton(config=local_config())
     for name in ("leaving", "staying"):
         triton.bind(name, identity, X, Y)
-    unload, has_worker = HttpControl.unload, WorkerWatch._has_worker
+    unload, look = HttpControl.unload, WorkerWatch._look
     looks = threading.Semaphore(0)
 
-    def counted(watch: WorkerWatch, model: WorkerService) -> bool:
-        if model.name == "staying":
-            looks.release()
-        return has_worker(watch, model)
+    def counted(watch: WorkerWatch) -> None:
+        looks.release()
+        look(watch)
 
     def slow(control: HttpControl, *args: Any) -> None:
         unload(control, *args)
@@ -427,7 +425,7 @@ def test_a_model_that_is_being_unbound_needs_no_worker(caplog: pytest.LogCapture
             assert looks.acquire(timeout=PATIENCE_S)
 
     with running(triton):
-        with mock.patch.object(HttpControl, "unload", slow), mock.patch.object(WorkerWatch, "_has_worker", counted):
+        with mock.patch.object(HttpControl, "unload", slow), mock.patch.object(WorkerWatch, "_look", counted):
             triton.unbind("leaving")
         eventually(lambda: status(str(triton.http_url)) == 200)
     assert "No worker is attached" not in caplog.text

@@ -78,6 +78,7 @@ struct Lane {
   uint64_t sent;       // responses in all
   uint64_t pending;    // those in other blocks, not acknowledged, all of them older
   Block* current;    // that of the batch at hand, as long as anything refers to it
+  uint64_t held;     // blocks that exist
 };
 
 // The memory of a batch, as long as anything refers to it: the base of its arrays.
@@ -116,6 +117,7 @@ int IsResized(const Requests& requests) { return requests.likeness == Likeness::
 void FreeBlock(PyObject* self) {
   auto* block = reinterpret_cast<Block*>(self);
   Lane* lane = block->lane;
+  --lane->held;
   if (lane->current == block) {
     lane->current = nullptr;
   } else {
@@ -308,6 +310,7 @@ Block* MakeBlock(Lane* lane, const Incoming& batch) {
   block->segment = batch.message.segment;
   block->offset = batch.message.offset;
   lane->current = block;
+  ++lane->held;
   return block;
 }
 
@@ -642,6 +645,10 @@ PyObject* Close(PyObject* self, PyObject*) {
   return NewNone();
 }
 
+PyObject* Held(PyObject* self, PyObject*) {
+  return PyLong_FromUnsignedLongLong(reinterpret_cast<Lane*>(self)->held);
+}
+
 PyObject* CloseInChild(PyObject* self, PyObject*) {
   // The callable that has forked runs inside of `run`, which still needs the rest.
   reinterpret_cast<Lane*>(self)->is_open = false;
@@ -660,6 +667,7 @@ void FreeLane(PyObject* self) {
 PyMethodDef lane_methods[] = {
     {"run", Run, METH_VARARGS, nullptr},
     {"leave", Leave, METH_NOARGS, nullptr},
+    {"held", Held, METH_NOARGS, nullptr},
     {"close", Close, METH_NOARGS, nullptr},
     {"close_in_child", CloseInChild, METH_NOARGS, nullptr},
     {},

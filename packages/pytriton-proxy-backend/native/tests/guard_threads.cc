@@ -67,6 +67,40 @@ void Waits() {
   pytriton::guard::WaitForInstanceThreads();
 }
 
+// A thread that was seen asleep, and works again.
+void WaitsAgain() {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool work = false, over = false;
+  std::atomic<bool> works{false}, slept{false};
+  std::thread instance([&] {
+    pytriton::guard::AddInstanceThread();
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return work; });
+    works = true;
+    for (const auto end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) {
+    }
+    slept = true;
+    changed.wait(lock, [&] { return over; });
+  });
+  for (int i = 0; i < 3; ++i) pytriton::guard::WaitForInstanceThreads();
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    work = true;
+  }
+  changed.notify_all();
+  while (!works) std::this_thread::yield();
+  const auto begin = Clock::now();
+  pytriton::guard::WaitForInstanceThreads();
+  CHECK(slept || Clock::now() - begin >= std::chrono::seconds(2));
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    over = true;
+  }
+  changed.notify_all();
+  instance.join();
+}
+
 void DoesNotWaitForEver() {
   std::atomic<bool> known{false}, over{false};
   std::thread instance([&] {
@@ -188,6 +222,7 @@ int main() {
   OtherDescriptors();
   Names();
   Waits();
+  WaitsAgain();
   DoesNotWaitForEver();
   return 0;
 }

@@ -19,11 +19,18 @@ namespace {
 
 constexpr int64_t kLongestWaitMs = 2000;
 constexpr timespec kPause{0, 500'000};
+constexpr size_t kFewThreads = 64;
 
 // Never destroyed: threads run until the end.
+struct InstanceThread {
+  pid_t id;
+  int64_t slept_at_ns;  // what it had taken of the processor when it was seen asleep; -1 before
+};
+
 struct Threads {
   std::mutex mutex;
-  std::vector<pid_t> ids;
+  std::vector<InstanceThread> all;
+  size_t looked_through = kFewThreads;  // how many there may be before those that have ended are looked for again
 };
 
 Threads& threads() {
@@ -45,6 +52,26 @@ char StateOf(pid_t thread) {
   // "ID (NAME) STATE ...", and a name may hold anything.
   const char* const name_end = std::strrchr(text, ')');
   return name_end == nullptr || name_end[1] == '\0' ? 0 : name_end[2];
+}
+
+// What a thread has taken of the processor so far, in nanoseconds; -1 where there is no such thread any more.
+int64_t ProcessorTimeOf(pid_t thread) {
+  // The clock of a thread, as pthread_getcpuclockid makes it: the complement of its id, and "a thread's", "scheduled".
+  const auto clock = static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | 6U);
+  timespec spent{};
+  if (clock_gettime(clock, &spent) != 0) return -1;
+  return spent.tv_sec * 1'000'000'000 + spent.tv_nsec;
+}
+
+// Whether a thread is asleep or has ended. One that has not run since it was seen asleep still is: to ask for that costs
+// a twentieth of a look at its state, and most models that are loaded have nothing to do.
+bool IsAsleep(InstanceThread* thread) {
+  const int64_t spent_ns = ProcessorTimeOf(thread->id);
+  if (spent_ns < 0 || spent_ns == thread->slept_at_ns) return true;
+  const char state = StateOf(thread->id);
+  if (state != 0 && state != 'S') return false;
+  thread->slept_at_ns = spent_ns;
+  return true;
 }
 
 int64_t NowMs() {
@@ -71,11 +98,16 @@ void AddInstanceThread() {
   const auto id = static_cast<pid_t>(syscall(SYS_gettid));
   Threads& known = threads();
   const std::lock_guard<std::mutex> lock(known.mutex);
-  // Those that have ended are forgotten here, so that loading and unloading for ever does not fill the list.
-  known.ids.erase(std::remove_if(known.ids.begin(), known.ids.end(),
-                                 [id](pid_t other) { return other == id || StateOf(other) == 0; }),
-                  known.ids.end());
-  known.ids.push_back(id);
+  // Those that have ended are forgotten here, so that loading and unloading for ever does not fill the list. Not each
+  // time: the cost of a load would grow with the number of models.
+  if (known.all.size() >= known.looked_through) {
+    known.all.erase(
+        std::remove_if(known.all.begin(), known.all.end(),
+                       [id](const InstanceThread& other) { return other.id == id || ProcessorTimeOf(other.id) < 0; }),
+        known.all.end());
+    known.looked_through = std::max(kFewThreads, 2 * known.all.size());
+  }
+  known.all.push_back({id, -1});
 }
 
 bool DeletesModel(void* state) {
@@ -87,20 +119,18 @@ bool DeletesModel(void* state) {
 }
 
 void WaitForInstanceThreads() {
-  std::vector<pid_t> awake;
+  std::vector<InstanceThread> awake;
   {
     Threads& known = threads();
     const std::lock_guard<std::mutex> lock(known.mutex);
-    awake = known.ids;
+    for (InstanceThread& thread : known.all) {
+      if (!IsAsleep(&thread)) awake.push_back(thread);
+    }
   }
-  for (const int64_t deadline = NowMs() + kLongestWaitMs;; nanosleep(&kPause, nullptr)) {
-    awake.erase(std::remove_if(awake.begin(), awake.end(),
-                               [](pid_t thread) {
-                                 const char now = StateOf(thread);
-                                 return now == 0 || now == 'S';
-                               }),
+  for (const int64_t deadline = NowMs() + kLongestWaitMs; !awake.empty() && NowMs() < deadline;) {
+    nanosleep(&kPause, nullptr);
+    awake.erase(std::remove_if(awake.begin(), awake.end(), [](InstanceThread& thread) { return IsAsleep(&thread); }),
                 awake.end());
-    if (awake.empty() || NowMs() >= deadline) return;
   }
 }
 

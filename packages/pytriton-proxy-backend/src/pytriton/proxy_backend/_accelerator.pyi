@@ -122,6 +122,9 @@ class Lane:
             Responses in all, how many of the two blocks are not acknowledged, and which has the last response.
         """
 
+    def held(self) -> int:
+        """Return how many blocks of batches somebody still refers to."""
+
     def close(self) -> None:
         """Let go of everything."""
 

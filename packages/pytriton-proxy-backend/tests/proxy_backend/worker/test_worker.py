@@ -134,6 +134,29 @@ def test_attaches_as_soon_as_somebody_listens(
         worker.start()
 
 
+def test_who_waits_for_a_socket_asks_rarely_and_is_told_of_it(
+    proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    connect = connection._connect
+
+    def counted(endpoint: Path) -> socket.socket:
+        tried.append(time.monotonic())
+        return connect(endpoint)
+
+    monkeypatch.setattr(connection, "_connect", counted)
+    worker = make_worker()
+    begun = time.monotonic()
+    worker.start()
+    with pytest.raises(AttachError):
+        worker.wait_attached(1.5)
+    # Two at the beginning, and one every two seconds.
+    assert len(tried) <= 2 + (time.monotonic() - begun) / 2.0
+    proxy.listen()
+    proxy.accept().welcome()
+    worker.wait_attached(PATIENCE_S)
+
+
 def test_hello_is_the_golden_one(proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType) -> None:
     async def classify(requests: list[Request]) -> list[Any]:
         return [{}]
@@ -673,6 +696,49 @@ def test_inputs_that_are_kept_stay_until_the_last_view_is_gone(serve: Serve, gol
                 peer.receive()
     release = peer.receive()
     assert (release.kind, release.segment, release.offset) == (golden.RELEASE, 1, at)
+
+
+async def double_async(requests: list[Request]) -> list[dict[str, np.ndarray[Any, Any]]]:
+    return double(requests)
+
+
+@pytest.mark.parametrize("infer", [double, double_async])
+def test_a_worker_without_requests_sleeps(infer: Callable[..., Any], serve: Serve, golden: ModuleType) -> None:
+    _, peer = serve(infer)
+    (thread,) = (each for each in threading.enumerate() if each.name == "pytriton-model")
+
+    def naps() -> str:
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+        return next(line for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
+
+    for number in (1, 2):
+        peer.batch(number, record(golden, number, [1.0, 2.0]))
+        assert values(peer.responses(peer.answer())) == [[[2.0, 4.0]]]
+
+        def sleeps() -> bool:
+            before = naps()
+            # Longer than two of the ticks of a worker that has something to give back.
+            time.sleep(2.5)
+            return naps() == before
+
+        eventually(sleeps)
+
+
+def test_inputs_that_are_kept_for_long_go_back(serve: Serve, golden: ModuleType) -> None:
+    kept: list[Any] = []
+
+    def keep(requests: list[Request]) -> Any:
+        kept.append(requests[0]["x"])
+        return double(requests)
+
+    _, peer = serve(keep)
+    at = peer.batch(1, record(golden, 1, [1.0, 2.0]))
+    peer.answer()
+    # A worker that has nothing to give back rests after a second.
+    time.sleep(2.5)
+    kept.clear()
+    release = peer.receive()
+    assert (release.kind, release.offset) == (golden.RELEASE, at)
 
 
 def test_a_release_travels_with_the_next_answer(serve: Serve, golden: ModuleType) -> None:

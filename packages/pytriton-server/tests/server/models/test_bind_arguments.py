@@ -89,9 +89,24 @@ def test_what_the_worker_is_told() -> None:
 
 def test_configurations() -> None:
     config = ModelConfig()
-    assert checked_config(config, "m", []) is config
+    assert checked_config(config, "m", [], []) is config
     for wrong in ({"max_batch_size": 4}, 4, None, ModelConfig):
         with pytest.raises(PyTritonValidationError, match=r"Model 'm': config has to be a ModelConfig"):
-            checked_config(wrong, "m", [])
+            checked_config(wrong, "m", [], [])
     with pytest.raises(PyTritonBadParameterError, match="max_batch_size"):
-        checked_config(ModelConfig(max_batch_size=0), "m", [])
+        checked_config(ModelConfig(max_batch_size=0), "m", [], [])
+
+
+@pytest.mark.parametrize(
+    ("axes", "batching", "fits"), [(31, True, True), (32, True, False), (32, False, True), (33, False, False)]
+)
+@pytest.mark.parametrize("kind", ["INPUT", "OUTPUT"])
+def test_no_array_has_more_axes(axes: int, batching: bool, fits: bool, kind: str) -> None:
+    specs = named_specs([Tensor(dtype=np.float32, shape=(1,) * axes)], kind, "m")
+    tensors = (specs, []) if kind == "INPUT" else ([], specs)
+    config = ModelConfig(batching=batching, max_batch_size=8 if batching else 0)
+    if fits:
+        checked_config(config, "m", *tensors)
+        return
+    with pytest.raises(PyTritonValidationError, match=rf"tensor '{kind}_1': an array has at most 32 axes; got"):
+        checked_config(config, "m", *tensors)

@@ -1,6 +1,8 @@
 """The text of the metrics page: its parts, and what is missing when one of them is."""
 
+import collections
 import contextlib
+import dataclasses
 import logging
 import socket
 import subprocess
@@ -9,16 +11,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.server.observe import metrics
-from pytriton.server.observe.metrics import render_metrics
+from pytriton.server.observe.metrics import ModelTexts, render_metrics
 from pytriton.server.observe.metrics_page import MetricsPage
+from pytriton.server.observe.metrics_totals import CallableTotals
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.command_line import ServerFolders, build_command
@@ -213,3 +220,68 @@ def test_tritonserver_gets_a_port_of_this_machine_only(ports: ReservedPorts, tmp
     command = build_command(everywhere, TritonSecurityConfig(), folders, ports)
     assert f"--metrics-port={ports.triton_metrics.port}" in command
     assert "--metrics-address=127.0.0.1" in command
+
+
+@dataclasses.dataclass
+class Model:
+    """A model with one callable, whose counts are given."""
+
+    name: str
+    version: int = 1
+    decoupled: bool = False
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    attached: bool = True
+
+    def read_totals(self) -> list[CallableTotals]:
+        statistics = self.counters.snapshot()
+        return [CallableTotals(place=0, attached=self.attached, statistics=statistics, pid=None, ends=0)]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[tuple[str, str]]]:
+    """What happens between one page and the next: to which of three models, and what."""
+    happens = st.tuples(
+        st.sampled_from("abc"), st.sampled_from(["served", "failed", "attached", "bound", "unbound", "answered"])
+    )
+    return draw(st.lists(st.lists(happens, max_size=4), min_size=1, max_size=5))
+
+
+def ours(page: bytes) -> list[bytes]:
+    """Without what Python says of itself, which differs each time."""
+    return [line for line in page.splitlines() if b"pytriton_" in line]
+
+
+@given(histories())
+@settings(deadline=None, max_examples=40)
+def test_a_page_that_keeps_texts_says_what_one_without_says(history: list[list[tuple[str, str]]]) -> None:
+    nowhere = endpoint(1)
+    models: dict[str, Model] = {}
+    outcomes: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    kept = ModelTexts(), ModelTexts()
+    for steps in [[], *history]:
+        for name, what in steps:
+            model = models.setdefault(name, Model(name, decoupled=name == "c"))
+            if what == "served":
+                model.counters.add_call((3, 2, 64), 10, 20, 1000)
+            elif what == "failed":
+                model.counters.add_failed("callable")
+            elif what == "attached":
+                model.attached = not model.attached
+            elif what == "bound":
+                models[name] = Model(name)
+            elif what == "unbound":
+                del models[name]
+            else:
+                outcomes[name, "http", "ok"] += 1
+        arguments: dict[str, Any] = {"models": models.values, "outcomes": dict(outcomes)}
+        page = render_metrics(nowhere, **arguments, callable_texts=kept[0], response_texts=kept[1])
+        assert ours(page) == ours(render_metrics(nowhere, **arguments))
+        families = parsed(page)
+        for name, model in models.items():
+            requests = [each for each in families["pytriton_requests"].samples if each.labels["model"] == name]
+            assert [each.value for each in requests] == [model.counters.snapshot().requests]
+
+
+def test_a_model_that_was_never_called_takes_few_lines() -> None:
+    page = render_metrics(endpoint(1), lambda: [Model("idle")], outcomes={})
+    assert sum(b'model="idle"' in line for line in page.splitlines()) <= 45

@@ -41,13 +41,21 @@ class PeerSegments:
     Attributes:
         budget: Bytes that all segments may have together.
         sizes: The size of each segment by its number, in bytes.
+        held: The blocks of batches that somebody here may use.
         released: Where blocks are put that nobody here uses any more, from any thread; the peer is to be told.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.sizes: dict[int, int] = {}
+        self.held: set[Place] = set()
         self.released: collections.deque[Place] = collections.deque()
+
+    def take_released(self) -> Place:
+        """Return the next block that nobody here uses any more; there must be one."""
+        place = self.released.popleft()
+        self.held.discard(place)
+        return place
 
     def announce(self, number: int, size: int, descriptors: int) -> None:
         """Note a segment that came with this many descriptors."""

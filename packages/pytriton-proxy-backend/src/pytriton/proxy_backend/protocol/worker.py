@@ -87,7 +87,9 @@ class WorkerProtocol(Generic[B]):
             room = self.segments.sizes.get(segment)
             if room is None or offset % ALIGNMENT or offset + length > room:
                 self.segments.check(segment, offset, length)
-            self.batches[number] = (segment, offset)
+            place = (segment, offset)
+            self.batches[number] = place
+            self.segments.held.add(place)
         return header
 
     def _take_answer(self, packet: Buffer, size: int) -> None:
@@ -192,7 +194,7 @@ class WorkerProtocol(Generic[B]):
     def release(self) -> list[bytes]:
         """Return what tells of the blocks that nobody uses any more."""
         released = self.segments.released
-        return [pack_release(*released.popleft()) for _ in range(len(released))] if released else []
+        return [pack_release(*self.segments.take_released()) for _ in range(len(released))] if released else []
 
     def detach(self) -> bytes:
         """Return DETACH; may be called from any thread."""
@@ -216,7 +218,7 @@ class WorkerProtocol(Generic[B]):
         before = _NOTHING
         released = self.segments.released
         while released:
-            place = released.popleft()
+            place = self.segments.take_released()
             if place == own:
                 flags |= INPUT_RELEASED
                 own = None

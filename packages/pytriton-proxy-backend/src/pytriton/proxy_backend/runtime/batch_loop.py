@@ -138,6 +138,7 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
     own_tracer = worker_tracer()
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()
+    something_came = asyncio.Event()
     tasks: dict[int, asyncio.Task[None]] = {}
     waiting: dict[int, set[int]] = {}  # requests of a batch whose callers still wait
     cancelled: list[tuple[int, int]] = []  # read, and maybe ahead of the batch that was read with them
@@ -151,6 +152,7 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
             closed.set_exception(error)
 
     def read() -> None:
+        something_came.set()
         try:
             batches = source.poll()
         except Exception as error:
@@ -198,6 +200,9 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
         while True:
             await asyncio.sleep(source.tick_s)
             source.tick()
+            if source.is_settled and not tasks:
+                something_came.clear()
+                await something_came.wait()
 
     begin(service, source, cancelled)
     loop.add_reader(source.fileno(), read)

@@ -69,6 +69,10 @@ class BatchSource(ResponseSink, Protocol):
     def tick(self) -> None:
         """Do what is due every `tick_s` seconds while nothing comes."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether `tick` has nothing to do before something comes."""
+
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` may find something."""
 

@@ -237,8 +237,13 @@ class OwnArena:
             self._spare is not None
             or bool(self._returned)
             or any(not segment.used for segment in self._segments[1:])
-            or (bool(self._segments) and self._segments[0].size > FIRST_SEGMENT_BYTES)
+            or (bool(self._segments) and self._segments[0].size > FIRST_SEGMENT_BYTES and not self._segments[0].used)
         )
+
+    @property
+    def is_lent_out(self) -> bool:
+        """Whether a callable has arrays whose block is given back when they are gone."""
+        return bool(self._lent)
 
     def drop_unused(self) -> list[int]:
         """Drop every segment without a block in use, the first one too; returns their numbers."""

@@ -69,6 +69,26 @@ def timeval(seconds: float) -> bytes:
     return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
 
 
+def _connect(endpoint: Path) -> socket.socket:
+    """Return a socket that is connected, and waits for the greeting at most that long."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    close_in_child(made)
+    try:
+        made.settimeout(GREETING_TIMEOUT_S)
+        made.connect(os.fspath(endpoint))
+    except TimeoutError as error:
+        made.close()
+        raise GreetingTimeoutError(_late(endpoint)) from error
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _late(endpoint: Path) -> str:
+    return f"the proxy backend at {endpoint} did not answer a greeting within {GREETING_TIMEOUT_S:g} s"
+
+
 class Connection(PacedConnection, Link):
     """An attached worker of a native proxy. Not thread-safe, apart from `detach` and `shutdown`.
 
@@ -107,16 +127,14 @@ class Connection(PacedConnection, Link):
             AttachError: If it refuses for another reason.
             OSError: If the system is out of descriptors or memory.
         """
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        close_in_child(self._socket)
+        # First: where nobody listens, an attempt costs no more than that.
+        self._socket = _connect(endpoint)
         self.buffer = bytearray(MAX_PACKET)
         self._views = [memoryview(self.buffer)]
         self.outputs = OwnArena(0)
         super().__init__(WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
         self.inputs = PeerArena(self.protocol.segments.released)
         try:
-            self._socket.settimeout(GREETING_TIMEOUT_S)
-            self._socket.connect(os.fspath(endpoint))
             self._socket.send(self.protocol.greet())
             packet = self._socket.recv(MAX_PACKET)
             if not packet:
@@ -129,9 +147,7 @@ class Connection(PacedConnection, Link):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(SEND_TIMEOUT_S))
         except TimeoutError as error:
             self._socket.close()
-            raise GreetingTimeoutError(
-                f"the proxy backend at {endpoint} did not answer a greeting within {GREETING_TIMEOUT_S:g} s"
-            ) from error
+            raise GreetingTimeoutError(_late(endpoint)) from error
         except BaseException:
             self._socket.close()
             raise
@@ -155,6 +171,21 @@ class Connection(PacedConnection, Link):
                     return None
             except BlockingIOError:
                 self.tick()
+                self.rest()
+
+    def rest(self) -> None:
+        """See `Link.rest`."""
+        if self.is_settled:
+            poller = select.poll()
+            poller.register(self._socket, select.POLLIN)
+            # Without a limit: whatever the proxy backend sends, its end, and `shutdown` end it.
+            poller.poll()
+
+    @property
+    def is_settled(self) -> bool:
+        """See `Link.is_settled`."""
+        protocol = self.protocol
+        return not (protocol.batches or protocol.segments.held or self.outputs.has_idle() or self.outputs.is_lent_out)
 
     def next_pending(self) -> Batch | None:
         """Return a batch that was read already, where there is one."""

@@ -137,6 +137,15 @@ class Link(abc.ABC):
         """Tell of the blocks that nobody here uses any more."""
         self._send_all(self.protocol.release())
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether `tick` has nothing to do before something comes."""
+        return False
+
+    def rest(self) -> None:
+        """Wait until something comes, if `tick` has nothing to do before that: an idle worker wakes nobody."""
+        return
+
     @abc.abstractmethod
     def _trim(self) -> list[int]:
         """Drop memory of this side that nobody uses; return the numbers of its segments."""

@@ -114,6 +114,8 @@ class AcceleratedSource:
             told = self._run()
             if told is None:
                 connection.tick()
+                if not self._lane.held():
+                    connection.rest()
             elif isinstance(told, list):
                 return self._resumed(told)
             elif not connection.take(*told):

@@ -17,13 +17,12 @@ from ..model import ModelSpec
 from ..system.shortage import explain
 from ..transport.connection import GreetingTimeoutError
 from ..transport.link import Link
+from .attempts import LAST_RETRY_S, Attempts
 from .connect import Connect
 from .watch import ConnectionWatch, stack_of
 
 logger = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.005
-LAST_RETRY_S = 0.25
 # How long nothing is said of an unload: a stop, or the load of another version, may follow.
 _QUIET_S = 2.0
 # What a system that is short of something says for a moment: no reason to give up.
@@ -36,6 +35,7 @@ class Attaching:
     Attributes:
         attached: Whether it is attached right now.
         stopping: Whether it is to end: from then on, nothing is tried again.
+        attempts: When it tries.
         connection: The connection; `None` where there is none.
         level: Of the record that it serves the model; lower where somebody else says so.
         stuck: Why the worker gets no batches although it is alive; `None` where it does.
@@ -52,6 +52,7 @@ class Attaching:
         """
         self.attached = threading.Event()
         self.stopping = threading.Event()
+        self.attempts = Attempts(endpoint)
         self.connection: Link | None = None
         self.level = logging.INFO
         self.stuck: str | None = None
@@ -74,13 +75,18 @@ class Attaching:
         self.stopping = threading.Event()
         self.stopping.set()
 
+    def stop(self) -> None:
+        """Try nothing any more."""
+        self.stopping.set()
+        self.attempts.wake()
+
     # ---- attach -----------------------------------------------------------------------------------------------------
 
-    def connections(self, name: str, max_in_flight: int, capabilities: int) -> Iterator[Link | float]:
+    def connections(self, worker_name: str, max_in_flight: int, capabilities: int) -> Iterator[Link | float]:
         """Attach until the worker is stopped.
 
         Args:
-            name: What the worker calls itself.
+            worker_name: What the worker calls itself.
             max_in_flight: Batches that it takes at once.
             capabilities: What it can do.
 
@@ -88,46 +94,49 @@ class Attaching:
             The connection when it is attached; where nobody listens, how long to wait before the next attempt, in
             seconds.
         """
-        pause_s = _FIRST_RETRY_S
-        while not self.stopping.is_set():
-            try:
-                connection = self._connect(name, max_in_flight, capabilities)
-            except (FileNotFoundError, ConnectionError, BlockingIOError):
-                self._say_lost(_QUIET_S)
-                yield pause_s
-                pause_s = min(pause_s * 1.2, LAST_RETRY_S)
-                continue
-            except PermissionError as error:
-                raise _not_allowed(self._endpoint) from error
-            except (GreetingTimeoutError, OSError) as error:
-                if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
-                    raise AttachError(
-                        f"{self._endpoint} is a socket at which no native proxy listens. One of a Python proxy is "
-                        f"given as an address: ipc://{self._endpoint}"
-                    ) from error
-                if isinstance(error, OSError) and error.errno not in SHORTAGE:
-                    raise
-                self.note_trouble(_trouble_text(error))
-                yield LAST_RETRY_S
-                continue
-            self._trouble = ""
-            self._check(connection)
-            self._say_lost()
-            served = self._model
-            logger.log(self.level, "Serving model %s (version %d) at %s", served.name, served.version, self._endpoint)
-            # Whoever started the worker reports the first attachment; a later one ends what the log said was lost.
-            self.level = logging.INFO
-            self.connection = connection
-            self.attached.set()
-            on_change = self._on_change()
-            if on_change is not None:
-                on_change()
-            if self.stopping.is_set():
-                # Where the proxy backend is gone already, the first read says so.
-                with contextlib.suppress(ConnectionLostError):
-                    connection.detach()
-            yield connection
-            pause_s = _FIRST_RETRY_S
+        try:
+            while not self.stopping.is_set():
+                try:
+                    connection = self._connect(worker_name, max_in_flight, capabilities)
+                except (FileNotFoundError, ConnectionError, BlockingIOError) as error:
+                    self._say_lost(_QUIET_S)
+                    yield self.attempts.pause_after(error)
+                    continue
+                except PermissionError as error:
+                    raise _not_allowed(self._endpoint) from error
+                except (GreetingTimeoutError, OSError) as error:
+                    if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
+                        raise AttachError(
+                            f"{self._endpoint} is a socket at which no native proxy listens. One of a Python proxy is "
+                            f"given as an address: ipc://{self._endpoint}"
+                        ) from error
+                    if isinstance(error, OSError) and error.errno not in SHORTAGE:
+                        raise
+                    self.note_trouble(_trouble_text(error))
+                    yield LAST_RETRY_S
+                    continue
+                self._trouble = ""
+                self._check(connection)
+                self.attempts.reset()
+                self._say_lost()
+                served = self._model
+                logger.log(
+                    self.level, "Serving model %s (version %d) at %s", served.name, served.version, self._endpoint
+                )
+                # Whoever started the worker reports the first attachment; a later one ends what the log said was lost.
+                self.level = logging.INFO
+                self.connection = connection
+                self.attached.set()
+                on_change = self._on_change()
+                if on_change is not None:
+                    on_change()
+                if self.stopping.is_set():
+                    # Where the proxy backend is gone already, the first read says so.
+                    with contextlib.suppress(ConnectionLostError):
+                        connection.detach()
+                yield connection
+        finally:
+            self.attempts.reset()
         if self._unsaid:
             # Whoever has unloaded the model has stopped the worker as well.
             self._unsaid = ""

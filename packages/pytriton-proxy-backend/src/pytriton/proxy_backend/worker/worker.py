@@ -30,7 +30,8 @@ from ..transport.link import Link
 from ..wire.accelerator import accelerator
 from ..wire.layout import CAPABILITIES, Capability
 from .accelerated import serve_accelerated
-from .attaching import LAST_RETRY_S, SHORTAGE, Attaching
+from .attaching import SHORTAGE, Attaching
+from .attempts import LAST_RETRY_S
 from .connect import make_connect
 from .watch import LoopWatch
 
@@ -183,7 +184,7 @@ class Worker:
             Whether it ended within `timeout_s` seconds. If not, the connection is cut, so that the callers of what is
             in flight get an error; the thread ends when the callable returns.
         """
-        self._attaching.stopping.set()
+        self._attaching.stop()
         thread = self._thread
         if thread is None or not thread.is_alive():
             return True
@@ -286,7 +287,7 @@ class Worker:
         self._warmed()
         for connection in self._connections(self._max_in_flight, self._capabilities):
             if isinstance(connection, float):
-                self._attaching.stopping.wait(connection)
+                self._attaching.attempts.wait(connection)
                 continue
             with self._attachment(connection):
                 self._serve(service, connection, loop)
@@ -312,15 +313,13 @@ class Worker:
             serve_accelerated(service, connection, loop, self._give_up, native.Lane)
 
     async def _run_async(self, service: Service) -> None:
-        import asyncio
-
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
         for connection in self._connections(max_in_flight, CAPABILITIES | self._pace):
             if isinstance(connection, float):
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
-                await asyncio.sleep(connection)
+                await self._attaching.attempts.wait_async(connection)
                 continue
             with self._attachment(connection), LoopWatch(self.model.name, connection.protocol.batches):
                 await serve_async(service, connection, self._give_up)

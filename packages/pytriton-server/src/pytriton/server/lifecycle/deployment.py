@@ -23,6 +23,10 @@ HURRIED_DEADLINE_S = 0.2
 """The same while somebody waits for the end."""
 
 _JOIN_POLL_S = 0.1
+# What the end of an idle worker takes of the processor at most.
+_MOMENT_S = 0.01
+# How long a pause between two looks is at least, in terms of the time that a look takes.
+_LOOK_SHARE = 4.0
 _POLL_S = 0.005
 # Time between the end of the last request and the removal of the model's socket.
 _RELEASE_DEADLINE_S = 5.0
@@ -258,11 +262,9 @@ class Deployment:
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
         """Stop all workers, because no request is left to answer."""
-        deadline = time.monotonic() + timeout_s
         models = [*self._models, *self._draining]
         self._models, self._draining, self._orphaned = [], [], []
-        for model in models:
-            model.stop_workers(max(0.0, deadline - time.monotonic()))
+        _stop_at_once(models, timeout_s)
 
     def load_error(self, model: WorkerService, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
         """Make the error for a model that the server does not serve."""
@@ -299,17 +301,7 @@ class Deployment:
 
     def _detach(self, models: Sequence[WorkerService], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Let the workers of models finish their batches, while others serve new requests."""
-        stoppers = [
-            threading.Thread(
-                target=model.stop_workers, args=(drain_timeout_s,), name=f"pytriton-{model.name}-detach", daemon=True
-            )
-            for model in models
-        ]
-        for stopper in stoppers:
-            stopper.start()
-        for stopper in stoppers:
-            while stopper.is_alive() and not stop_wanted():
-                stopper.join(_JOIN_POLL_S)
+        _stop_at_once(models, drain_timeout_s, stop_wanted)
 
     def _wait_unloaded(self, models: Sequence[WorkerService], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Wait until models out of service have answered their requests, then stop their workers."""
@@ -317,7 +309,9 @@ class Deployment:
         grace_s = WORKER_DEADLINE_S
         release_s = _RELEASE_DEADLINE_S
         orphaned = OrphanedRequests()
-        while left := [model for model in models if self._is_loaded(model)]:
+        left = list(models)
+        while left := [model for model in left if self._is_loaded(model)]:
+            begun = time.monotonic()
             if stop_wanted():
                 # The end of the server has a time limit of its own.
                 return
@@ -334,10 +328,10 @@ class Deployment:
                 logger.warning(ORPHANED, repr(left[0].name))
                 release_s = 0.0
                 break
-            time.sleep(_POLL_S)
-        for model in models:
-            model.stop_workers(grace_s)
-            self._draining.remove(model)
+            # The more models there are, the longer it takes to look, and the rarer that is.
+            time.sleep(max(_POLL_S, _LOOK_SHARE * (time.monotonic() - begun)))
+        _stop_at_once(models, grace_s)
+        self._draining = [model for model in self._draining if model not in models]
         deadline = time.monotonic() + release_s
         while any(map(self._is_loaded, models)) and time.monotonic() < deadline and not stop_wanted():
             time.sleep(_POLL_S)
@@ -346,6 +340,21 @@ class Deployment:
     def _is_loaded(self, model: WorkerService) -> bool:
         # The server removes the socket with the model, after its last request.
         return self._is_running() and model.endpoint(self._endpoints).exists()
+
+
+def _stop_at_once(models: Sequence[WorkerService], timeout_s: float, stop_wanted: StopWanted = lambda: False) -> None:
+    """Stop the workers of models all at the same time; `stop_wanted` ends the wait for them."""
+    # All need a moment of the processor, even those that are idle.
+    limit_s = timeout_s + _MOMENT_S * len(models)
+    stoppers = [
+        threading.Thread(target=model.stop_workers, args=(limit_s,), name=f"pytriton-{model.name}-detach", daemon=True)
+        for model in models
+    ]
+    for stopper in stoppers:
+        stopper.start()
+    for stopper in stoppers:
+        while stopper.is_alive() and not stop_wanted():
+            stopper.join(_JOIN_POLL_S)
 
 
 def _grace_s(error: BaseException) -> float:

@@ -33,6 +33,8 @@ keeps a gRPC stream open keeps the model of its first request loaded, and the se
 
 _POLL_S = 0.05
 _DRAIN_POLL_S = 0.02
+# How long a pause is at least, in terms of the time that it took to ask.
+_ASK_SHARE = 4.0
 _CALL_TIMEOUT_S = 2.0
 # A model that takes long for a request finishes one only this often.
 _REQUESTS_OF_QUIET = 2.0
@@ -110,6 +112,7 @@ def drain_requests(
         for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
         while process.is_running and not hurried():
+            begun = time.monotonic()
             # The index omits what is no longer in the repository.
             pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(
                 deployment.unloading()
@@ -136,7 +139,8 @@ def drain_requests(
                     supervisor.cut()
                 was_cut = True
                 deadline = time.monotonic() + CUT_DEADLINE_S
-            process.wait(_DRAIN_POLL_S)
+            # The more models there are, the longer it takes to ask, and the rarer that is.
+            process.wait(max(_DRAIN_POLL_S, _ASK_SHARE * (time.monotonic() - begun)))
     except ControlError as error:
         logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
         if not was_cut:

@@ -13,6 +13,7 @@ from pytriton.server.observe.metrics_totals import HostedModel, hosted_models
 from pytriton.server.tritonserver.ports import Endpoint
 
 if TYPE_CHECKING:
+    from pytriton.server.observe.metrics import ModelTexts
     from pytriton.server.observe.metrics_page import MetricsPage
 
 __all__ = ["Figures"]
@@ -35,6 +36,7 @@ class Figures:
         self._files = files
         self._guard_states = guard_states
         self._page: MetricsPage | None = None
+        self._texts: tuple[ModelTexts, ModelTexts] | None = None
 
     def prepare(self) -> None:
         """Import the modules of the page while the server starts, when that takes no extra time."""
@@ -61,8 +63,10 @@ class Figures:
 
     def _render(self, first: Endpoint) -> bytes:
         # Imported late, because the import takes as long as the rest of the start.
-        from pytriton.server.observe.metrics import render_metrics
+        from pytriton.server.observe.metrics import ModelTexts, render_metrics
 
+        if self._texts is None:
+            self._texts = ModelTexts(), ModelTexts()
         server = self._server
         # The current server, which may have replaced the first one.
         current = None if server.ports is None else server.ports.triton_metrics
@@ -74,6 +78,8 @@ class Figures:
             files=lambda: None if process is None else process.open_files,
             memory=lambda: None if process is None or process.pid is None else resident_bytes(process.pid),
             outcomes=None if server.outcomes is None else server.outcomes.read(),
+            callable_texts=self._texts[0],
+            response_texts=self._texts[1],
         )
 
     def _models(self) -> list[WorkerService | HostedModel]:

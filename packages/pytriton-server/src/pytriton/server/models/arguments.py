@@ -43,6 +43,8 @@ class BindOptions(TypedDict, total=False):
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 # Triton reads the version from the name of a folder.
 _MAX_VERSION = 2**63 - 1
+# What every version of numpy takes, that of the batch included.
+_MOST_AXES = 32
 
 
 def checked_name(name: str) -> str:
@@ -150,8 +152,8 @@ def wire_specs(specs: "Sequence[TensorSpec] | None") -> tuple[WireSpec, ...]:
     )
 
 
-def checked_config(config: Any, name: str, inputs: Sequence[TensorSpec]) -> ModelConfig:
-    """Return the configuration of a model."""
+def checked_config(config: Any, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> ModelConfig:
+    """Return the configuration of a model, to which its tensors have to fit."""
     if not isinstance(config, ModelConfig):
         raise PyTritonValidationError(
             f"Model {name!r}: config has to be a ModelConfig; got {config!r}.",
@@ -159,4 +161,14 @@ def checked_config(config: Any, name: str, inputs: Sequence[TensorSpec]) -> Mode
             received=config,
         )
     config.validate(inputs)
+    for spec in (*inputs, *outputs):
+        axes = len(spec.shape) + bool(config.batching)
+        if axes > _MOST_AXES:
+            raise PyTritonValidationError(
+                f"Model {name!r}, tensor {spec.name!r}: an array has at most {_MOST_AXES} axes; got {axes}"
+                f"{', with that of the batch' if config.batching else ''}. Declare fewer.",
+                tensor=spec.name,
+                expected=f"at most {_MOST_AXES} axes",
+                received=axes,
+            )
     return config

@@ -65,7 +65,7 @@ class ModelDefinition:
         infer_funcs = checked_callables(described.infer_func, name)
         named_inputs = named_specs(self._inputs, "INPUT", name)
         named_outputs = named_specs(self._outputs, "OUTPUT", name)
-        config = checked_config(described.config, name, named_inputs)
+        config = checked_config(described.config, name, named_inputs, named_outputs)
         self.config = copy.deepcopy(config)
         """How it is served."""
         self.triton_config = TritonModelConfig(

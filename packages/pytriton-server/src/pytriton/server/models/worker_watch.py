@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pytriton.proxy_backend.system.threads import keep_on
@@ -59,8 +60,14 @@ class WorkerWatch:
     def _look(self) -> None:
         self._look_first()
         # A model that is still being bound does not count while it warms up.
-        served = [model for model in self._models() if model.workers.was_attached]
-        without = {model.key: model for model in served if not self._has_worker(model)}
+        lacking = [m for m in self._models() if m.workers.was_attached and not m.workers.has_attached]
+        # Another process may have attached a worker.
+        others = _connections() if lacking else Counter()
+        without = {
+            model.key: model
+            for model in lacking
+            if others[str(model.endpoint(self._endpoints))] <= model.workers.has_stand_in
+        }
         lasting = [model for key, model in without.items() if key in self._were_without]
         self._were_without = set(without)
         if bool(lasting) != self._are_complete or self._ending.is_set():
@@ -71,11 +78,6 @@ class WorkerWatch:
         if self._on_change(not lasting):
             self._are_complete = not lasting
 
-    def _has_worker(self, model: WorkerService) -> bool:
-        # Another process may have attached a worker.
-        others = connected_workers(model.endpoint(self._endpoints)) - model.workers.has_stand_in
-        return model.workers.has_attached or others > 0
-
 
 def connected_workers(endpoint: Path) -> int:
     """Count the connections to a socket, including those of other processes."""
@@ -84,14 +86,22 @@ def connected_workers(endpoint: Path) -> int:
 
 def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
     """Return state and inode of the listening socket at a path, and of those that it has accepted."""
-    found = []
+    return [(state, inode) for path, state, inode in _sockets() if path == str(endpoint)]
+
+
+def _connections() -> Counter[str]:
+    """Count the connections to each socket that has a path."""
+    return Counter(path for path, state, _ in _sockets() if state == _CONNECTED)
+
+
+def _sockets() -> Iterator[tuple[str, str, str]]:
+    """Yield path, state and inode of the sockets that have a path; an accepted one has the path of its listener."""
     try:
         with _SOCKETS.open(encoding="utf-8", errors="replace") as table:
             for line in table:
-                # Num RefCount Protocol Flags Type St Inode Path; an accepted socket has the path of its listener.
+                # Num RefCount Protocol Flags Type St Inode Path
                 columns = line.rstrip("\n").split(maxsplit=7)
-                if len(columns) == 8 and columns[7] == str(endpoint):
-                    found.append((columns[5], columns[6]))
+                if len(columns) == 8:
+                    yield columns[7], columns[5], columns[6]
     except OSError as error:
         logger.debug("%s cannot be read: %s", _SOCKETS, error)
-    return found

@@ -8,7 +8,7 @@ import contextlib
 import http.client
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate, product
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from pytriton.server.observe.metrics_totals import CallableTotals
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["TRITON_TIMEOUT_S", "MeasuredModel", "render_metrics"]
+__all__ = ["TRITON_TIMEOUT_S", "MeasuredModel", "ModelTexts", "render_metrics"]
 
 TRITON_TIMEOUT_S = 2.0
 """How long tritonserver may take for its part of the page, in seconds; the other parts come without it."""
@@ -53,6 +53,29 @@ class MeasuredModel(Protocol):
         ...
 
 
+class ModelTexts:
+    """The samples of each model as text, kept from one page to the next: only what has changed is written anew."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[object, Mapping[bytes, bytes]]] = {}
+
+    def page(self, models: Mapping[Hashable, tuple[object, Collector]]) -> bytes:
+        """Make the text of the families of some models.
+
+        Args:
+            models: The facts of each model, which are compared with those of before, and what makes samples of them.
+        """
+        kept: dict[Hashable, tuple[object, Mapping[bytes, bytes]]] = {}
+        families: dict[bytes, list[bytes]] = {}
+        for key, (facts, collector) in models.items():
+            before = self._kept.get(key)
+            kept[key] = before if before is not None and before[0] == facts else (facts, _families(collector))
+            for head, samples in kept[key][1].items():
+                families.setdefault(head, []).append(samples)
+        self._kept = kept
+        return b"".join(part for head, samples in families.items() for part in (head, *samples))
+
+
 def render_metrics(
     triton: Endpoint,
     models: Callable[[], Iterable[MeasuredModel]],
@@ -60,8 +83,21 @@ def render_metrics(
     files: Callable[[], tuple[int, int] | None] = lambda: None,
     memory: Callable[[], int | None] = lambda: None,
     outcomes: Mapping[tuple[str, str, str], int] | None = None,
+    callable_texts: ModelTexts | None = None,
+    response_texts: ModelTexts | None = None,
 ) -> bytes:
-    """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that."""
+    """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that.
+
+    Args:
+        triton: Where tritonserver has its own page.
+        models: The models with callables.
+        guard: Whether each protection of the guard is in force.
+        files: How many files tritonserver has open, and may have.
+        memory: The resident memory of tritonserver, in bytes.
+        outcomes: How requests have ended, by model, protocol and outcome.
+        callable_texts: What the page before had of callables.
+        response_texts: What the page before had of `outcomes`.
+    """
     loaded: set[tuple[str, str]] = set()
 
     def fetch_triton() -> bytes:
@@ -71,7 +107,7 @@ def render_metrics(
 
     sources: dict[str, Callable[[], bytes]] = {
         "tritonserver": fetch_triton,
-        "callables": lambda: _rendered(_Callables(models)),
+        "callables": lambda: _render_callables(models(), callable_texts or ModelTexts()),
         "user": lambda: _rendered(_User()),
     }
     is_up = {}
@@ -85,8 +121,8 @@ def render_metrics(
             is_up[source] = False
     parts += [_rendered(_Sources(is_up)), _rendered(_Guard(guard())), _rendered(_Server(files(), memory()))]
     if outcomes is not None:
-        names = {model.name for model in models()} | {name for name, _ in loaded}
-        parts.append(_rendered(_Responses(outcomes, names)))
+        names = {"", *(model.name for model in models()), *(name for name, _ in loaded)}
+        parts.append(_render_responses(outcomes, names, response_texts or ModelTexts()))
     return b"".join(part if part.endswith(b"\n") or not part else part + b"\n" for part in parts)
 
 
@@ -112,6 +148,33 @@ def _model_of(labels: bytes) -> tuple[str, str]:
     """Return the name and the version of the model that a sample of Triton's is of."""
     found = dict(re.findall(r'(\w+)="([^"]*)"', labels.decode(errors="replace")))
     return found.get("model", ""), found.get("version", "")
+
+
+def _render_callables(models: Iterable[MeasuredModel], texts: ModelTexts) -> bytes:
+    wanted: dict[Hashable, tuple[object, Collector]] = {}
+    for model in models:
+        totals = model.read_totals()
+        facts = (model.decoupled, [(each, each.memory) for each in totals])
+        wanted[model.name, model.version] = (facts, _Callables(model, totals))
+    return texts.page(wanted)
+
+
+def _render_responses(outcomes: Mapping[tuple[str, str, str], int], loaded: Set[str], texts: ModelTexts) -> bytes:
+    none = dict.fromkeys(product(PROTOCOLS, OUTCOMES), 0)
+    counts: dict[str, dict[tuple[str, str], int]] = {name: dict(none) for name in loaded}
+    for (name, protocol, outcome), count in outcomes.items():
+        counts.setdefault(name, {})[protocol, outcome] = count
+    return texts.page({name: (counts[name], _Responses(name, counts[name])) for name in sorted(counts)})
+
+
+def _families(collector: Collector) -> Mapping[bytes, bytes]:
+    """Return the samples of each family that has some as text, by the lines in front of them."""
+    families: dict[bytes, bytes] = {}
+    for family in re.split(rb"(?=^# HELP )", _rendered(collector), flags=re.MULTILINE):
+        head = b"".join(re.findall(rb"^#.*\n", family, re.MULTILINE))
+        if samples := family[len(head) :]:
+            families[head] = samples
+    return families
 
 
 def _rendered(collector: Collector) -> bytes:
@@ -185,15 +248,15 @@ class _Server(Collector):
 
 
 class _Responses(Collector):
-    """How requests have ended.
+    """How the requests for one model have ended.
 
     A loaded model has every way from the start, because a rate needs the zero before; the counts of an unloaded model
     stay.
     """
 
-    def __init__(self, outcomes: Mapping[tuple[str, str, str], int], models: Set[str]) -> None:
-        self._outcomes = outcomes
-        self._models = models
+    def __init__(self, model: str, counts: Mapping[tuple[str, str], int]) -> None:
+        self._model = model
+        self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
         responses = CounterMetricFamily(
@@ -201,17 +264,17 @@ class _Responses(Collector):
             "Requests for inference by how they ended; the model is empty where there is none of that name",
             labels=["model", "protocol", "outcome"],
         )
-        keys = {*product({*self._models, ""}, PROTOCOLS, OUTCOMES), *self._outcomes}
-        for key in sorted(keys):
-            responses.add_metric(key, self._outcomes.get(key, 0))
+        for (protocol, outcome), count in sorted(self._counts.items()):
+            responses.add_metric([self._model, protocol, outcome], count)
         yield responses
 
 
 class _Callables(Collector):
-    """The counts of the callables, collected when the page is read."""
+    """The counts of the callables of one model."""
 
-    def __init__(self, models: Callable[[], Iterable[MeasuredModel]]) -> None:
-        self._models = models
+    def __init__(self, model: MeasuredModel, totals: Sequence[CallableTotals]) -> None:
+        self._model = model
+        self._totals = totals
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -258,34 +321,39 @@ class _Callables(Collector):
         ends = CounterMetricFamily(
             "pytriton_worker_ends", "Processes of the worker that ended by themselves", labels=_LABELS
         )
-        for model in self._models():
-            for totals in model.read_totals():
-                labels = [model.name, str(model.version), str(totals.place)]
-                statistics = totals.statistics
-                requests.add_metric(labels, statistics.requests)
-                for kind, count in statistics.failed_requests.items():
-                    failed.add_metric([*labels, kind], count)
-                cancelled.add_metric(labels, statistics.cancelled_requests)
-                rows.add_metric(labels, _buckets(statistics.rows), statistics.rows.sum)
-                seconds.add_metric(labels, _buckets(statistics.callable_seconds), statistics.callable_seconds.sum)
-                if model.decoupled:
-                    waits = statistics.first_response_seconds
-                    first.add_metric(labels, _buckets(waits), waits.sum)
-                queued.add_metric(labels, statistics.queued_seconds)
-                received.add_metric(labels, statistics.input_bytes)
-                sent.add_metric(labels, statistics.output_bytes)
-                if totals.attached is not None:
-                    attached.add_metric(labels, float(totals.attached))
-                if totals.pid is not None:
-                    process.add_metric(labels, totals.pid)
-                if (resident := totals.memory) is not None:
-                    memory.add_metric(labels, resident)
-                ends.add_metric(labels, totals.ends)
+        model = self._model
+        for totals in self._totals:
+            labels = [model.name, str(model.version), str(totals.place)]
+            statistics = totals.statistics
+            requests.add_metric(labels, statistics.requests)
+            for kind, count in statistics.failed_requests.items():
+                failed.add_metric([*labels, kind], count)
+            cancelled.add_metric(labels, statistics.cancelled_requests)
+            rows.add_metric(labels, _buckets(statistics.rows), statistics.rows.sum)
+            seconds.add_metric(labels, _buckets(statistics.callable_seconds), statistics.callable_seconds.sum)
+            if model.decoupled:
+                waits = statistics.first_response_seconds
+                first.add_metric(labels, _buckets(waits), waits.sum)
+            queued.add_metric(labels, statistics.queued_seconds)
+            received.add_metric(labels, statistics.input_bytes)
+            sent.add_metric(labels, statistics.output_bytes)
+            if totals.attached is not None:
+                attached.add_metric(labels, float(totals.attached))
+            if totals.pid is not None:
+                process.add_metric(labels, totals.pid)
+            if (resident := totals.memory) is not None:
+                memory.add_metric(labels, resident)
+            ends.add_metric(labels, totals.ends)
         yield from (requests, failed, cancelled, rows, seconds, first, queued, received, sent)
         yield from (attached, process, memory, ends)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return the upper bounds as text, each with the count of all values up to it."""
+    """Return the upper bounds as text, each with the count of all values up to it.
+
+    Before the first value there is the last one alone: most of many models are never called.
+    """
+    if not any(histogram.counts):
+        return [("+Inf", 0.0)]
     bounds = [*(f"{bound:.9g}" for bound in histogram.bounds), "+Inf"]
     return list(zip(bounds, (float(count) for count in accumulate(histogram.counts)), strict=True))

@@ -1,0 +1,150 @@
+"""Call back when a file appears in a folder, so that nobody who waits for it has to ask again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ..system.forks import call_in_child, replace_descriptors
+
+__all__ = ["Arrivals", "arrivals"]
+
+_IN_CREATE = 0x100
+_IN_MOVED_TO = 0x80
+_IN_IGNORED = 0x8000
+_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
+_READ_BYTES = 64 << 10
+
+Callback = Callable[[], object]
+
+logger = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """Watches folders with inotify, in one thread that runs while somebody waits. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._folders: dict[int, Path] = {}
+        self._waiting: dict[Path, list[Callback]] = {}
+        call_in_child(self, Arrivals._end_in_child)
+
+    def add(self, path: Path, callback: Callback) -> bool:
+        """Call back each time when a file appears at a path, until `remove`.
+
+        Args:
+            path: The path, of a file that may be there already.
+            callback: Called in the thread of this object; it must return at once. One that was just removed may be
+                called once more.
+
+        Returns:
+            Whether that is so: a folder that does not exist cannot be watched, and the system watches only so many.
+        """
+        with self._lock:
+            try:
+                self._watch(path.parent)
+            except OSError as error:
+                logger.debug("%s cannot be watched: %s", path.parent, error)
+                return False
+            self._waiting.setdefault(path, []).append(callback)
+            return True
+
+    def remove(self, path: Path, callback: Callback) -> None:
+        """Call back no more."""
+        with self._lock:
+            callbacks = self._waiting.get(path, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+            if not callbacks:
+                self._waiting.pop(path, None)
+            self._leave()
+
+    def _watch(self, folder: Path) -> None:
+        descriptor = self._descriptor
+        if descriptor is None:
+            descriptor = _check(_libc().inotify_init1(os.O_CLOEXEC))
+        try:
+            # The number of a folder that is watched already is the same.
+            number = _check(_libc().inotify_add_watch(descriptor, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO))
+        except OSError:
+            if self._descriptor is None:
+                os.close(descriptor)
+            raise
+        self._folders[number] = folder
+        if self._descriptor is None:
+            self._descriptor = descriptor
+            threading.Thread(target=self._run, args=(descriptor,), name="pytriton-arrivals", daemon=True).start()
+
+    def _leave(self) -> None:
+        """Let the thread end where nobody waits any more: it gets a last event for each folder."""
+        if self._waiting or self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        folders, self._folders = self._folders, {}
+        for number in folders:
+            _libc().inotify_rm_watch(descriptor, number)
+
+    def _run(self, descriptor: int) -> None:
+        while True:
+            data = os.read(descriptor, _READ_BYTES)
+            for callback in self._due(descriptor, data):
+                callback()
+            with self._lock:
+                if self._descriptor != descriptor:
+                    os.close(descriptor)
+                    return
+
+    def _due(self, descriptor: int, data: bytes) -> list[Callback]:
+        due: list[Callback] = []
+        at = 0
+        with self._lock:
+            if self._descriptor != descriptor:
+                return due
+            while at < len(data):
+                number, mask, _, length = _EVENT.unpack_from(data, at)
+                at += _EVENT.size
+                name, at = data[at : at + length].rstrip(b"\0"), at + length
+                folder = self._folders.get(number)
+                if mask & _IN_IGNORED:
+                    # The folder is gone. Whoever waits there looks, and finds that out.
+                    self._folders.pop(number, None)
+                    due += [each for path, some in self._waiting.items() if path.parent == folder for each in some]
+                elif folder is not None:
+                    due += self._waiting.get(folder / os.fsdecode(name), ())
+        return due
+
+    def _end_in_child(self) -> None:
+        """In a forked child: neither the thread nor those who wait are there."""
+        replace_descriptors([self._descriptor])
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+        self._lock = threading.Lock()
+        self._descriptor = None
+        self._folders, self._waiting = {}, {}
+
+
+@functools.cache
+def arrivals() -> Arrivals:
+    """Return that of this process."""
+    return Arrivals()
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
