@@ -665,9 +665,9 @@ def demo(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def bench(runner: Runner, arguments: Sequence[str]) -> int:
-    """Compare with other ways to serve the same function; `bench tokens`, to stream what a language model says."""
+    """Compare with other ways to serve the same function; `bench tokens` and `bench many_models` are about these."""
     program = "run"
-    if arguments[:1] == ["tokens"]:
+    if arguments[:1] in (["tokens"], ["many_models"]):
         program, *arguments = arguments
     return prepare(runner) or runner.run("python", f"benchmarks/{program}.py", *arguments)
 

@@ -311,6 +311,46 @@ def test_the_watch_of_workers_goes_on(told: Callable[[], str], tmp_path: Path, m
     watch.stop()
 
 
+def test_the_watch_reads_no_table_while_all_models_have_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_watch, "WATCH_PERIOD_S", 0.01)
+    read, looked = [], threading.Event()
+
+    def sockets() -> list[tuple[str, str, str]]:
+        read.append(1)
+        return []
+
+    monkeypatch.setattr(worker_watch, "_sockets", sockets)
+    models: list[Any] = [
+        SimpleNamespace(
+            name=f"m{number}", version=1, key=(f"m{number}", 1),
+            workers=SimpleNamespace(was_attached=True, has_attached=True, has_stand_in=0),
+            endpoint=lambda folder: folder / "m",
+        )
+        for number in range(100)
+    ]  # fmt: skip
+
+    def look() -> list[Any]:
+        looked.set()
+        return models
+
+    watch = WorkerWatch(look, tmp_path, lambda _: True)
+    watch.start()
+    for _ in range(3):
+        looked.clear()
+        assert looked.wait(PATIENCE_S)
+    assert not read
+    for model in models:
+        model.workers.has_attached = False
+    eventually(lambda: len(read) > 2)
+    watch.stop()
+    before = len(read)
+    watch._look()
+    # Once for all models, however many have no worker.
+    assert len(read) == before + 1
+
+
 def test_the_metrics_page_answers_the_next_request(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

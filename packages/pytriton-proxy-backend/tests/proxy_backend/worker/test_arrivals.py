@@ -57,17 +57,20 @@ def test_a_folder_that_goes_is_told_and_can_be_watched_again(tmp_path: Path) -> 
         told.put("look")
 
     assert not arrivals.add(folder / "a", callback)
-    assert not watchers()
+    eventually(lambda: not watchers())
     folder.mkdir()
     assert arrivals.add(folder / "a", callback)
     shutil.rmtree(folder)
     assert told.get(timeout=PATIENCE_S) == "look"
+    arrivals.remove(folder / "a", callback)
+    eventually(lambda: not watchers())
+    assert arrivals.add(tmp_path / "b", callback)
     folder.mkdir()
     assert arrivals.add(folder / "a", callback)
     (folder / "a").touch()
     assert told.get(timeout=PATIENCE_S) == "look"
-    for _ in range(2):
-        arrivals.remove(folder / "a", callback)
+    arrivals.remove(folder / "a", callback)
+    arrivals.remove(tmp_path / "b", callback)
     eventually(lambda: not watchers())
 
 
@@ -104,6 +107,17 @@ def test_where_the_system_watches_nothing_nobody_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr("pytriton.proxy_backend.worker.arrivals._libc", Refusing)
     assert not Arrivals().add(tmp_path / "a", lambda: None)
     assert not watchers()
+
+
+def test_without_threads_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert not Arrivals().add(tmp_path / "a", lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_forked_child_begins_anew(tmp_path: Path) -> None:

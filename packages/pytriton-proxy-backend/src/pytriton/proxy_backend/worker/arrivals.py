@@ -7,12 +7,13 @@ import ctypes
 import functools
 import logging
 import os
+import select
 import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ..system.forks import call_in_child, replace_descriptors
+from ..system.forks import call_in_child
 
 __all__ = ["Arrivals", "arrivals"]
 
@@ -31,8 +32,10 @@ class Arrivals:
     """Watches folders with inotify, in one thread that runs while somebody waits. Threads may share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # One thread may take it twice: a worker that is collected as garbage waits no more, wherever that happens.
+        self._lock = threading.RLock()
         self._descriptor: int | None = None
+        self._over: int | None = None  # written to when the thread is to end
         self._folders: dict[int, Path] = {}
         self._waiting: dict[Path, list[Callback]] = {}
         call_in_child(self, Arrivals._end_in_child)
@@ -51,7 +54,8 @@ class Arrivals:
         with self._lock:
             try:
                 self._watch(path.parent)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
+                # The second one is said of a system that is short of threads.
                 logger.debug("%s cannot be watched: %s", path.parent, error)
                 return False
             self._waiting.setdefault(path, []).append(callback)
@@ -68,39 +72,48 @@ class Arrivals:
             self._leave()
 
     def _watch(self, folder: Path) -> None:
-        descriptor = self._descriptor
-        if descriptor is None:
-            descriptor = _check(_libc().inotify_init1(os.O_CLOEXEC))
+        if self._descriptor is None:
+            self._start()
+        assert self._descriptor is not None
         try:
             # The number of a folder that is watched already is the same.
-            number = _check(_libc().inotify_add_watch(descriptor, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO))
+            number = _check(_libc().inotify_add_watch(self._descriptor, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO))
         except OSError:
-            if self._descriptor is None:
-                os.close(descriptor)
+            self._leave()
             raise
         self._folders[number] = folder
-        if self._descriptor is None:
-            self._descriptor = descriptor
-            threading.Thread(target=self._run, args=(descriptor,), name="pytriton-arrivals", daemon=True).start()
+
+    def _start(self) -> None:
+        over = os.eventfd(0)
+        descriptor = -1
+        try:
+            descriptor = _check(_libc().inotify_init1(os.O_CLOEXEC))
+            threading.Thread(target=self._run, args=(descriptor, over), name="pytriton-arrivals", daemon=True).start()
+        except (OSError, RuntimeError):
+            for each in (over, descriptor):
+                if each >= 0:
+                    os.close(each)
+            raise
+        self._descriptor, self._over = descriptor, over
 
     def _leave(self) -> None:
-        """Let the thread end where nobody waits any more: it gets a last event for each folder."""
-        if self._waiting or self._descriptor is None:
+        """End the thread where nobody waits any more."""
+        if self._over is None or self._waiting:
             return
-        descriptor, self._descriptor = self._descriptor, None
-        folders, self._folders = self._folders, {}
-        for number in folders:
-            _libc().inotify_rm_watch(descriptor, number)
+        os.eventfd_write(self._over, 1)
+        self._descriptor = self._over = None
+        self._folders = {}
 
-    def _run(self, descriptor: int) -> None:
-        while True:
-            data = os.read(descriptor, _READ_BYTES)
-            for callback in self._due(descriptor, data):
+    def _run(self, descriptor: int, over: int) -> None:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.register(over, select.POLLIN)
+        # Without a limit: an event of a folder ends it, or `_leave`.
+        while over not in dict(poller.poll()):
+            for callback in self._due(descriptor, os.read(descriptor, _READ_BYTES)):
                 callback()
-            with self._lock:
-                if self._descriptor != descriptor:
-                    os.close(descriptor)
-                    return
+        os.close(descriptor)
+        os.close(over)
 
     def _due(self, descriptor: int, data: bytes) -> list[Callback]:
         due: list[Callback] = []
@@ -116,19 +129,21 @@ class Arrivals:
                 if mask & _IN_IGNORED:
                     # The folder is gone. Whoever waits there looks, and finds that out.
                     self._folders.pop(number, None)
-                    due += [each for path, some in self._waiting.items() if path.parent == folder for each in some]
+                    due += [
+                        each for path, some in list(self._waiting.items()) if path.parent == folder for each in some
+                    ]
                 elif folder is not None:
                     due += self._waiting.get(folder / os.fsdecode(name), ())
         return due
 
     def _end_in_child(self) -> None:
         """In a forked child: neither the thread nor those who wait are there."""
-        replace_descriptors([self._descriptor])
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-        self._lock = threading.Lock()
-        self._descriptor = None
+        for descriptor in (self._descriptor, self._over):
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._lock = threading.RLock()
+        self._descriptor = self._over = None
         self._folders, self._waiting = {}, {}
 
 
