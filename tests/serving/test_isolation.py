@@ -6,14 +6,17 @@ import contextlib
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pytriton.decorators import get_model_signature, model
+from pytriton.inprocess import Server
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
-from pytriton.triton import Triton
-from support.isolation.raw_requests import NO_CODE, HttpSender, Send, strings, together
+from pytriton.triton import ProcessWorker, Triton
+from support.isolation.raw_requests import NO_CODE, HttpSender, InProcessSender, Send, strings, together
 from support.isolation.reference import RawRequest, RawTensor
 from support.isolation.ways import WAYS, Batching
 from support.serving import local_config, running
@@ -101,3 +104,79 @@ def test_requests_that_are_too_large_together_and_one_that_is_by_itself() -> Non
         else:
             assert answer.error == ""
             assert answer.outputs["length"].payload == struct.pack("<q", size)
+
+
+# Hints that only the worker can hold an input against.
+_OPTIONS: dict[str, Any] = {
+    "max_batch_size": 64,
+    "batcher": DynamicBatcher(preferred_batch_size=[ROWS], max_queue_delay_microseconds=DELAY_US),
+}
+
+
+@model(batched=True, **_OPTIONS)
+def whole_texts(text: list[str], note: list[str] | None = None) -> list[str]:
+    return [each.upper() for each in text]
+
+
+@model(batched=True, **_OPTIONS)
+async def coroutine_texts(text: list[str]) -> list[str]:
+    return [each.upper() for each in text]
+
+
+@model(**_OPTIONS)
+def each_text(text: str) -> str:
+    return text.upper()
+
+
+@model(**_OPTIONS)
+def each_dictionary(text: dict[str, Any]) -> str:
+    return str(text["of"]).upper()
+
+
+HINTED = [whole_texts, coroutine_texts, each_text, each_dictionary]
+
+
+def make_hinted(number: int) -> Any:
+    return HINTED[number]
+
+
+@pytest.mark.parametrize("way", ["thread", "process", "in process"])
+def test_what_its_hint_does_not_allow_ends_the_request_of_its_caller_alone(way: str) -> None:
+    random = Random(way)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(ROWS))
+        server: Any = stack.enter_context(Server()) if way == "in process" else Triton(config=local_config())
+        for number, hinted in enumerate(HINTED):
+            name, signature = hinted.__name__, get_model_signature(hinted)
+            if way == "process":
+                process = ProcessWorker(make_hinted, (number,))
+                server.bind(name, process, signature.inputs, signature.outputs, config=signature.config)
+            else:
+                server.bind(name, hinted)
+        if isinstance(server, Triton):
+            stack.enter_context(running(server))
+        for hinted in HINTED:
+            name = hinted.__name__
+            [output] = get_model_signature(hinted).outputs
+            assert output.name is not None
+            send: Any = (
+                InProcessSender(server, name)
+                if isinstance(server, Server)
+                else stack.enter_context(contextlib.closing(HttpSender(server.http_url, name)))
+            )
+            for _ in range(4):
+                wrong = {place for place in range(ROWS) if random.random() < 0.3}
+                texts = [f"text {place}".encode() for place in range(ROWS)]
+                sent = [b'{"of": "%b"}' % each for each in texts] if hinted is each_dictionary else [*texts]
+                sent = [
+                    random.choice([b"\xff\xfe", b"a\xc3"]) if place in wrong else sent[place] for place in range(ROWS)
+                ]
+                requests = [RawRequest({"text": RawTensor("BYTES", (1, 1), strings(each))}) for each in sent]
+                answers = together(send, requests, pool)
+                for place, answer in enumerate(answers):
+                    if place in wrong:
+                        assert answer.code == "INVALID_ARG", (name, answer)
+                        assert "Input 'text': its hint is" in answer.error, (name, answer)
+                    else:
+                        assert answer.error == "", (name, answer)
+                        assert answer.outputs[output.name].payload == strings(texts[place].upper()), name

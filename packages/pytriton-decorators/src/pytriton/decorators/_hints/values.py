@@ -123,7 +123,7 @@ class Value:
         try:
             return element.decode()
         except UnicodeDecodeError as error:
-            raise PyTritonValidationError(
+            raise _of_caller(
                 f"Input {name!r}: its hint is {self.shown}, received bytes that are not UTF-8 ({error}). Send text, or "
                 "declare it as bytes.",
                 tensor=name,
@@ -146,7 +146,7 @@ class Value:
                 problem = describe_value(value)
         if problem is None:
             return value
-        raise PyTritonValidationError(
+        raise _of_caller(
             f"Input {name!r}: its hint is {self.shown}, so expected the text of a JSON {self._json_kind}, received "
             f"{problem}.",
             tensor=name,
@@ -242,3 +242,10 @@ def describe_value(value: Any) -> str:
     """Return the type and the beginning of a value, for errors."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _of_caller(message: str, **facts: Any) -> PyTritonValidationError:
+    """Return an error that ends the request of its caller alone, with the status of a mistake of the caller's."""
+    error = PyTritonValidationError(message, **facts)
+    setattr(error, "__pytriton_of_caller__", True)  # noqa: B010 - the worker looks for it
+    return error

@@ -13,7 +13,7 @@ from ..wire.batch import Batch
 from ..wire.layout import ErrorCode
 from ..wire.response import ResponseData
 from .access import Access
-from .failures import cancelled_text, failure_text, tell_failure
+from .failures import cancelled_text, failure_text, is_of_caller, tell_failure
 from .service import Service
 
 
@@ -92,4 +92,5 @@ class Answers:
         told = failure_text(service.model, error)
         # The frames of the traceback refer to the inputs, whose memory goes back with this answer.
         error.__traceback__ = None
-        return ResponseData(index, error=told)
+        code = ErrorCode.INVALID_ARG if is_of_caller(error) else ErrorCode.INTERNAL
+        return ResponseData(index, error=told, code=code)

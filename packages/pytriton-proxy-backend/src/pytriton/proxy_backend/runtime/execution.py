@@ -19,7 +19,8 @@ from ..wire.record import Record
 from ..wire.response import ResponseData, lay_out_columns
 from .access import Access
 from .answers import Answers
-from .failures import failure_text, is_cancellation, is_ours, tell_failure
+from .apart import Refused, call_apart, call_apart_async, refused_by
+from .failures import failure_text, is_cancellation, is_of_caller, is_ours, tell_failure
 from .results.alike import AlikeResponses
 from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of, stepped
 from .service import Service
@@ -103,30 +104,41 @@ class Execution:
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Serve the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
-            if self._called is not None:
-                self._go_on(self._called, run_async)
-                return
-            batch = self._batch
-            columns_func = self._service.columns_func
-            self.first_ns = self._began_ns = monotonic_ns()
-            if columns_func is not None and batch is not None and batch.is_uniform:
-                requests = partial(make_requests, batch, self._count, self._request_spans)
-                self._result = columns_func(batch.columns, batch.rows, requests)
-                # Nothing here may refer to the inputs when the responses are sent.
-                batch = requests = None  # type: ignore[assignment]
-                if self._result.__class__ is dict:
-                    self._respond_columns()
-                    return
-            else:
-                batch = None
-                self._result = self._call()
-            self._finish(run_async)
+            try:
+                self._serve(run_async)
+            except Exception as error:
+                self._result = call_apart(self._service.infer_func, self._apart(error), run_async)
+                self._respond()
         except ConnectionLostError:
             if self._access is not None:
                 self._access.end("lost")
             raise
         except BaseException as error:
             self._fail(error)
+
+    def _serve(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
+        if self._called is not None:
+            self._go_on(self._called, run_async)
+            return
+        batch = self._batch
+        columns_func = self._service.columns_func
+        self.first_ns = self._began_ns = monotonic_ns()
+        if columns_func is not None and batch is not None and batch.is_uniform:
+            requests = partial(make_requests, batch, self._count, self._request_spans)
+            self._result = columns_func(batch.columns, batch.rows, requests)
+            # Nothing here may refer to the inputs when the responses are sent.
+            batch = requests = None  # type: ignore[assignment]
+            if self._result.__class__ is dict:
+                self._respond_columns()
+                return
+        else:
+            batch = None
+            self._result = self._call()
+        self._finish(run_async)
+
+    def _apart(self, error: Exception) -> Refused:
+        batch = self._batch if self._answers is None and not self._service.model.decoupled else None
+        return refused_by(error, () if batch is None else make_requests(batch, self._count, self._request_spans))
 
     def _go_on(self, called: Call, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Go on with a call over the whole batch that was made."""
@@ -158,7 +170,11 @@ class Execution:
         """Serve the batch with a callable that returns an awaitable or an async generator."""
         try:
             self.first_ns = self._began_ns = monotonic_ns()
-            await self._finish_async(self._call())
+            try:
+                await self._finish_async(self._call())
+            except Exception as error:
+                self._result = await call_apart_async(self._service.infer_func, self._apart(error))
+                self._respond()
         except ConnectionLostError:
             if self._access is not None:
                 self._access.end("lost")
@@ -238,9 +254,7 @@ class Execution:
         batch = self._batch
         if batch is None or self._began_ns == _COUNTED:
             return
-        spent_ns = self._spent_ns
-        if self._began_ns != _PAUSED:
-            spent_ns += monotonic_ns() - self._began_ns
+        spent_ns = self._spent_ns + (0 if self._began_ns == _PAUSED else monotonic_ns() - self._began_ns)
         self._began_ns = _COUNTED
         self._service.counters.add_call(batch.metadata.size, batch.sent_ns, self.first_ns, spent_ns)
 
@@ -249,20 +263,11 @@ class Execution:
     def _respond(self) -> None:
         """Send what `_result` holds, one element per request: the last responses."""
         self._count_call()
-        record = self._lay_out_results()
+        record = _lay_out_results(self._service, self._result, self._count, self._uniform)
         if record is None:
             self._respond_each(final=True)
         else:
             self._send(record, done=True)
-
-    def _lay_out_results(self) -> Record | None:
-        """Lay `_result` out in one go, where it is as regular as it mostly is."""
-        service = self._service
-        result = self._result
-        wanted = self._uniform
-        if wanted is None or result.__class__ is not list or len(result) != self._count:
-            return None
-        return service.writer.lay_out_results(result, service.checker.wanted(wanted), service.checker.fits_results)
 
     def _respond_columns(self) -> None:
         """Send what `_result` holds, a dictionary of arrays over the whole batch: the last responses."""
@@ -408,6 +413,9 @@ class Execution:
         elif is_ours(error):
             kind = "memory" if isinstance(error, ArenaFullError) else "output"
             self._tell(error)
+        elif is_of_caller(error):
+            code = ErrorCode.INVALID_ARG
+            self._tell(error)
         elif is_cancellation(error):
             kind = "cancelled"
             code = ErrorCode.CANCELLED
@@ -457,3 +465,10 @@ def _only(service: Service, first: Any, second: Any) -> Any:
             received=received,
         )
     return first
+
+
+def _lay_out_results(service: Service, result: Any, count: int, wanted: tuple[str, ...] | None) -> Record | None:
+    """Lay a result out in one go, where it is as regular as it mostly is."""
+    if wanted is None or result.__class__ is not list or len(result) != count:
+        return None
+    return service.writer.lay_out_results(result, service.checker.wanted(wanted), service.checker.fits_results)

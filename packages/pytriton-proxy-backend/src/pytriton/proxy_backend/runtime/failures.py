@@ -24,6 +24,7 @@ __all__ = [
     "cancelled_text",
     "failure_text",
     "is_cancellation",
+    "is_of_caller",
     "is_ours",
     "kind_of",
     "named",
@@ -100,6 +101,11 @@ def is_ours(error: BaseException) -> bool:
     return isinstance(error, _OURS)
 
 
+def is_of_caller(error: BaseException) -> bool:
+    """Return whether an error is about what a caller has sent, and was raised before anything was computed of it."""
+    return getattr(error, "__pytriton_of_caller__", False) is True
+
+
 def is_cancellation(error: BaseException) -> bool:
     """Return whether a callable was cancelled."""
     # If asyncio was not imported, there are no tasks.
@@ -123,11 +129,14 @@ def tell_failure(
     note = failures.admit(kind_of(error))
     if note is None:
         return
+    is_told_whole = is_ours(error) or is_of_caller(error)
     told = told_error(error) if is_ours(error) else f"model {model.name}: {text}"
+    if is_of_caller(error):
+        told = f"{told}: {told_error(error)}"
     if batch is not None:
         told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"
     # The traceback is text, because a handler that keeps records would keep frames, and with them the inputs.
-    logger.log(level, "%s%s%s", told, note, "" if is_ours(error) else f"\n{told_trace(error)}")
+    logger.log(level, "%s%s%s", told, note, "" if is_told_whole else f"\n{told_trace(error)}")
 
 
 def failure_text(model: ModelSpec, error: BaseException) -> str:
@@ -136,6 +145,8 @@ def failure_text(model: ModelSpec, error: BaseException) -> str:
         return shortened(error_text(error))
     if is_cancellation(error):
         return cancelled_text(model)
+    if is_of_caller(error):
+        return shortened(f"model '{model.name}': {error_text(error)}")
     text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error_text(error)}"
     return shortened(f"{text}\n{told_trace(error)}" if model.send_tracebacks else text)
 
