@@ -117,7 +117,6 @@ int IsResized(const Requests& requests) { return requests.likeness == Likeness::
 void FreeBlock(PyObject* self) {
   auto* block = reinterpret_cast<Block*>(self);
   Lane* lane = block->lane;
-  --lane->held;
   if (lane->current == block) {
     lane->current = nullptr;
   } else {
@@ -133,6 +132,8 @@ void FreeBlock(PyObject* self) {
     }
     PyErr_Restore(kind, error, trace);
   }
+  // Not before: a worker rests where no block is held and none is to be given back.
+  --lane->held;
   Clear(block->memory);
   Clear(block->note_released);
   FreeObject(self);

@@ -20,11 +20,13 @@ namespace {
 constexpr int64_t kLongestWaitMs = 2000;
 constexpr timespec kPause{0, 500'000};
 constexpr size_t kFewThreads = 64;
+constexpr int64_t kTrustedSleepMs = 1000;
 
 // Never destroyed: threads run until the end.
 struct InstanceThread {
   pid_t id;
-  int64_t slept_at_ns;  // what it had taken of the processor when it was seen asleep; -1 before
+  int64_t slept_at_ns;     // what it had taken of the processor when it was seen asleep; -1 before
+  int64_t slept_since_ms;  // when that was seen first
 };
 
 struct Threads {
@@ -54,6 +56,12 @@ char StateOf(pid_t thread) {
   return name_end == nullptr || name_end[1] == '\0' ? 0 : name_end[2];
 }
 
+int64_t NowMs() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
 // What a thread has taken of the processor so far, in nanoseconds; -1 where there is no such thread any more.
 int64_t ProcessorTimeOf(pid_t thread) {
   // The clock of a thread, as pthread_getcpuclockid makes it: the complement of its id, and "a thread's", "scheduled".
@@ -63,21 +71,21 @@ int64_t ProcessorTimeOf(pid_t thread) {
   return spent.tv_sec * 1'000'000'000 + spent.tv_nsec;
 }
 
-// Whether a thread is asleep or has ended. One that has not run since it was seen asleep still is: to ask for that costs
-// a twentieth of a look at its state, and most models that are loaded have nothing to do.
+// Whether a thread is asleep or has ended. One that has not run for a second since it was seen asleep still is: to ask for
+// that costs a twentieth of a look at its state, and most models that are loaded have nothing to do. Not sooner: a thread
+// in the middle of a request may have been woken and not have run yet. It wakes every few hundredths of a second.
 bool IsAsleep(InstanceThread* thread) {
   const int64_t spent_ns = ProcessorTimeOf(thread->id);
-  if (spent_ns < 0 || spent_ns == thread->slept_at_ns) return true;
+  if (spent_ns < 0) return true;
+  const int64_t now_ms = NowMs();
+  if (spent_ns == thread->slept_at_ns && now_ms - thread->slept_since_ms >= kTrustedSleepMs) return true;
   const char state = StateOf(thread->id);
   if (state != 0 && state != 'S') return false;
-  thread->slept_at_ns = spent_ns;
+  if (spent_ns != thread->slept_at_ns) {
+    thread->slept_at_ns = spent_ns;
+    thread->slept_since_ms = now_ms;
+  }
   return true;
-}
-
-int64_t NowMs() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
 // What a new thread is to run.
@@ -107,7 +115,7 @@ void AddInstanceThread() {
         known.all.end());
     known.looked_through = std::max(kFewThreads, 2 * known.all.size());
   }
-  known.all.push_back({id, -1});
+  known.all.push_back({id, -1, 0});
 }
 
 bool DeletesModel(void* state) {

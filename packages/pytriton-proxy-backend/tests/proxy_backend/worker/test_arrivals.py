@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytriton.proxy_backend.worker.arrivals import Arrivals
+from pytriton.proxy_backend.worker.attempts import Attempts
 from support.waiting import PATIENCE_S, eventually
 
 
@@ -35,6 +36,41 @@ def test_a_file_that_appears_is_told_to_those_who_wait_for_it(tmp_path: Path) ->
     (tmp_path / "a").unlink()
     (tmp_path / "a").touch()
     assert told.empty()
+
+
+def test_one_folder_under_two_paths(tmp_path: Path) -> None:
+    arrivals, told = Arrivals(), queue.Queue[str]()
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    other.symlink_to(folder)
+    callbacks = {path: lambda path=path: told.put(str(path)) for path in (folder / "a", other / "a")}
+    for path, callback in callbacks.items():
+        assert arrivals.add(path, callback)
+    (folder / "a").touch()
+    assert {told.get(timeout=PATIENCE_S) for _ in callbacks} == set(map(str, callbacks))
+    for path, callback in callbacks.items():
+        arrivals.remove(path, callback)
+    eventually(lambda: not watchers())
+
+
+def test_a_worker_watches_a_folder_that_was_removed_and_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    attempts = Attempts(folder / "a")
+    # Until the folder is there, it is tried again and again.
+    assert 0 < attempts.pause_after(FileNotFoundError()) < attempts.pause_after(FileNotFoundError())
+    for _ in range(2):
+        folder.mkdir()
+        assert attempts.pause_after(FileNotFoundError()) == 0
+        assert attempts.pause_after(FileNotFoundError()) > 1
+        shutil.rmtree(folder)
+        attempts.wait(PATIENCE_S)
+        eventually(lambda: attempts.pause_after(FileNotFoundError()) < 1)
+    folder.mkdir()
+    assert attempts.pause_after(FileNotFoundError()) == 0
+    (folder / "a").touch()
+    attempts.wait(PATIENCE_S)
+    attempts.reset()
+    eventually(lambda: not watchers())
 
 
 def test_all_who_wait_for_one_file_are_told(tmp_path: Path) -> None:

@@ -184,8 +184,9 @@ class Connection(PacedConnection, Link):
     @property
     def is_settled(self) -> bool:
         """See `Link.is_settled`."""
-        protocol = self.protocol
-        return not (protocol.batches or protocol.segments.held or self.outputs.has_idle() or self.outputs.is_lent_out)
+        segments, outputs = self.protocol.segments, self.outputs
+        is_done = not (self.protocol.batches or segments.held or segments.released)
+        return is_done and not (outputs.has_idle() or outputs.is_lent_out)
 
     def next_pending(self) -> Batch | None:
         """Return a batch that was read already, where there is one."""

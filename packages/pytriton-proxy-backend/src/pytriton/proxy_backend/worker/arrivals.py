@@ -36,7 +36,7 @@ class Arrivals:
         self._lock = threading.RLock()
         self._descriptor: int | None = None
         self._over: int | None = None  # written to when the thread is to end
-        self._folders: dict[int, Path] = {}
+        self._folders: dict[int, set[Path]] = {}
         self._waiting: dict[Path, list[Callback]] = {}
         call_in_child(self, Arrivals._end_in_child)
 
@@ -71,38 +71,43 @@ class Arrivals:
                 self._waiting.pop(path, None)
             self._leave()
 
-    def _watch(self, folder: Path) -> None:
-        if self._descriptor is None:
-            self._start()
-        assert self._descriptor is not None
-        try:
-            # The number of a folder that is watched already is the same.
-            number = _check(_libc().inotify_add_watch(self._descriptor, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO))
-        except OSError:
-            self._leave()
-            raise
-        self._folders[number] = folder
+    def watches(self, path: Path) -> bool:
+        """Return whether the folder of a path is watched: not any more where it was removed."""
+        with self._lock:
+            return any(path.parent in folders for folders in self._folders.values())
 
-    def _start(self) -> None:
-        over = os.eventfd(0)
-        descriptor = -1
+    def _watch(self, folder: Path) -> None:
+        descriptor, over = self._descriptor, self._over
+        if descriptor is not None:
+            self._add(descriptor, folder)
+            return
+        over, descriptor = os.eventfd(0), -1
         try:
             descriptor = _check(_libc().inotify_init1(os.O_CLOEXEC))
+            self._add(descriptor, folder)
             threading.Thread(target=self._run, args=(descriptor, over), name="pytriton-arrivals", daemon=True).start()
         except (OSError, RuntimeError):
+            self._folders = {}
             for each in (over, descriptor):
                 if each >= 0:
                     os.close(each)
             raise
         self._descriptor, self._over = descriptor, over
 
+    def _add(self, descriptor: int, folder: Path) -> None:
+        # The number of a folder that is watched already is the same, also where it has another path.
+        number = _check(_libc().inotify_add_watch(descriptor, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO))
+        self._folders.setdefault(number, set()).add(folder)
+
     def _leave(self) -> None:
         """End the thread where nobody waits any more."""
-        if self._over is None or self._waiting:
+        over = self._over
+        if over is None or self._waiting:
             return
-        os.eventfd_write(self._over, 1)
         self._descriptor = self._over = None
         self._folders = {}
+        # Not before: the thread closes it.
+        os.eventfd_write(over, 1)
 
     def _run(self, descriptor: int, over: int) -> None:
         poller = select.poll()
@@ -125,15 +130,15 @@ class Arrivals:
                 number, mask, _, length = _EVENT.unpack_from(data, at)
                 at += _EVENT.size
                 name, at = data[at : at + length].rstrip(b"\0"), at + length
-                folder = self._folders.get(number)
+                folders = self._folders.get(number, set())
                 if mask & _IN_IGNORED:
                     # The folder is gone. Whoever waits there looks, and finds that out.
                     self._folders.pop(number, None)
                     due += [
-                        each for path, some in list(self._waiting.items()) if path.parent == folder for each in some
+                        each for path, some in list(self._waiting.items()) if path.parent in folders for each in some
                     ]
-                elif folder is not None:
-                    due += self._waiting.get(folder / os.fsdecode(name), ())
+                else:
+                    due += [each for folder in folders for each in self._waiting.get(folder / os.fsdecode(name), ())]
         return due
 
     def _end_in_child(self) -> None:
@@ -147,10 +152,13 @@ class Arrivals:
         self._folders, self._waiting = {}, {}
 
 
-@functools.cache
+_made: dict[str, Arrivals] = {}
+
+
 def arrivals() -> Arrivals:
     """Return that of this process."""
-    return Arrivals()
+    # Of two threads that come first at the same time, both get the same one.
+    return _made.get("") or _made.setdefault("", Arrivals())
 
 
 @functools.cache

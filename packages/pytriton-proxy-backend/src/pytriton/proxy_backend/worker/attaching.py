@@ -73,6 +73,7 @@ class Attaching:
         """In a forked child: nothing is tried. Other threads may have held the locks of what is made anew."""
         self.attached = threading.Event()
         self.stopping = threading.Event()
+        self.attempts = Attempts(self._endpoint)
         self.stopping.set()
 
     def stop(self) -> None:

@@ -32,6 +32,9 @@ class Attempts:
 
     def pause_after(self, error: Exception) -> float:
         """Return how long to wait after an attempt that failed since nobody listens, in seconds."""
+        if self._is_watched and self._path is not None and not arrivals().watches(self._path):
+            # Its folder was removed, and may be there again.
+            self._unwatch()
         if not self._is_watched and self._path is not None and arrivals().add(self._path, self.wake):
             self._is_watched = True
             # The socket may have appeared just before.
@@ -45,12 +48,17 @@ class Attempts:
     def reset(self) -> None:
         """Begin anew, after an attempt that succeeded or with the end of the worker."""
         self._pause_s = FIRST_RETRY_S
+        self._unwatch()
+
+    def _unwatch(self) -> None:
         if self._is_watched and self._path is not None:
             arrivals().remove(self._path, self.wake)
             self._is_watched = False
 
     def wake(self) -> None:
         """End the wait for the next attempt; may be called from any thread."""
+        # A socket that has appeared may not be listened at yet.
+        self._pause_s = FIRST_RETRY_S
         self._woken.set()
         self._then()
 

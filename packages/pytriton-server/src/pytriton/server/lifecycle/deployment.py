@@ -25,8 +25,10 @@ HURRIED_DEADLINE_S = 0.2
 _JOIN_POLL_S = 0.1
 # What the end of an idle worker takes of the processor at most.
 _MOMENT_S = 0.01
+_MOST_MOMENTS_S = 5.0
 # How long a pause between two looks is at least, in terms of the time that a look takes.
 _LOOK_SHARE = 4.0
+_LONGEST_POLL_S = 0.25
 _POLL_S = 0.005
 # Time between the end of the last request and the removal of the model's socket.
 _RELEASE_DEADLINE_S = 5.0
@@ -329,7 +331,7 @@ class Deployment:
                 release_s = 0.0
                 break
             # The more models there are, the longer it takes to look, and the rarer that is.
-            time.sleep(max(_POLL_S, _LOOK_SHARE * (time.monotonic() - begun)))
+            time.sleep(min(_LONGEST_POLL_S, max(_POLL_S, _LOOK_SHARE * (time.monotonic() - begun))))
         _stop_at_once(models, grace_s)
         self._draining = [model for model in self._draining if model not in models]
         deadline = time.monotonic() + release_s
@@ -345,16 +347,33 @@ class Deployment:
 def _stop_at_once(models: Sequence[WorkerService], timeout_s: float, stop_wanted: StopWanted = lambda: False) -> None:
     """Stop the workers of models all at the same time; `stop_wanted` ends the wait for them."""
     # All need a moment of the processor, even those that are idle.
-    limit_s = timeout_s + _MOMENT_S * len(models)
-    stoppers = [
-        threading.Thread(target=model.stop_workers, args=(limit_s,), name=f"pytriton-{model.name}-detach", daemon=True)
-        for model in models
-    ]
-    for stopper in stoppers:
-        stopper.start()
+    limit_s = timeout_s + (min(_MOMENT_S * len(models), _MOST_MOMENTS_S) if timeout_s else 0.0)
+    failures: list[BaseException] = []
+
+    def stop(model: WorkerService) -> None:
+        try:
+            model.stop_workers(limit_s)
+        except BaseException as error:
+            failures.append(error)
+
+    stoppers: list[threading.Thread] = []
+    left: list[WorkerService] = []
+    for model in models:
+        stopper = threading.Thread(target=stop, args=(model,), name=f"pytriton-{model.name}-detach", daemon=True)
+        try:
+            stopper.start()
+        except RuntimeError:
+            # The system is short of threads, or the interpreter ends, and Python 3.12 starts none then.
+            left.append(model)
+        else:
+            stoppers.append(stopper)
+    for model in left:
+        stop(model)
     for stopper in stoppers:
         while stopper.is_alive() and not stop_wanted():
             stopper.join(_JOIN_POLL_S)
+    if failures:
+        raise failures[0]
 
 
 def _grace_s(error: BaseException) -> float:

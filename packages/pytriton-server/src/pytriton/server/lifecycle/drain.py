@@ -35,6 +35,7 @@ _POLL_S = 0.05
 _DRAIN_POLL_S = 0.02
 # How long a pause is at least, in terms of the time that it took to ask.
 _ASK_SHARE = 4.0
+_LONGEST_PAUSE_S = 0.25
 _CALL_TIMEOUT_S = 2.0
 # A model that takes long for a request finishes one only this often.
 _REQUESTS_OF_QUIET = 2.0
@@ -127,6 +128,7 @@ def drain_requests(
             if not has_connections(grpc) and not has_unsent(fronts) and deployment.has_only_orphaned(orphaned):
                 logger.warning(ORPHANED, names)
                 return DrainResult.CUT
+            pause_s = min(_LONGEST_PAUSE_S, max(_DRAIN_POLL_S, _ASK_SHARE * (time.monotonic() - begun)))
             if stubs.poll(pending):
                 logger.warning(DEAD_STUBS, names)
                 return DrainResult.CUT
@@ -140,7 +142,7 @@ def drain_requests(
                 was_cut = True
                 deadline = time.monotonic() + CUT_DEADLINE_S
             # The more models there are, the longer it takes to ask, and the rarer that is.
-            process.wait(max(_DRAIN_POLL_S, _ASK_SHARE * (time.monotonic() - begun)))
+            process.wait(pause_s)
     except ControlError as error:
         logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
         if not was_cut:

@@ -253,10 +253,17 @@ def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> 
     stoppers = [
         threading.Thread(target=stop, args=(place,), name="pytriton-stop-worker") for place in range(1, len(workers))
     ]
-    for stopper in stoppers:
-        stopper.start()
+    started = []
+    for place, stopper in enumerate(stoppers, 1):
+        try:
+            stopper.start()
+        except RuntimeError:
+            # The system is short of threads, or the interpreter ends, and Python 3.12 starts none then.
+            stop(place)
+        else:
+            started.append(stopper)
     if workers:
         stop(0)
-    for stopper in stoppers:
+    for stopper in started:
         stopper.join()
     return ended.count(False)
