@@ -82,6 +82,13 @@ def test_callers_read_the_words_of_the_author(triton: Triton, protocol: str) -> 
                 client.infer_sample(txet="a")
         # Other words for the same tensors are no other model: versions of a name share them.
         triton.bind("author", second, model_version=2)
+        # Triton does not load a version again that stays, and keeps the words of the first one.
+        endpoint = triton._models["author", 2].endpoint(triton._workspace.endpoints_path)
+        inode = endpoint.stat().st_ino
+        triton.unbind("author", model_version=1)
+        assert hints() == ["str", "dict[str, Any]", "float"]
+        triton.bind(first)
+        assert endpoint.stat().st_ino == inode
         triton.unbind("author", model_version=2)
         triton.rebind("author", second)
         assert hints() == ["bytes", "list[dict[str, Any]]", "float"]

@@ -510,6 +510,7 @@ class DirectStreamsClient(AsyncioDecoupledModelClient):
     async def infer_texts(
         self,
         output: str,
+        /,
         *,
         parameters: Parameters = None,
         headers: Headers = None,

@@ -270,6 +270,7 @@ def test_a_conversion_is_advised_where_it_keeps_the_values(value: Any, dtype: An
         ("list[dict[str, Any]]", [], ["[]"]),
         ("list[dict]", [[{"a": 1}], []], ['[{"a": 1}]', "[]"]),
         ("list[dict]", ["[]", b"[{}]"], ["[]", "[{}]"]),
+        ("list[dict]", [["[]"], [b"[{}]"]], ["[]", "[{}]"]),
     ],
 )
 def test_what_the_author_takes_as_a_dictionary_is_sent_as_json(hint: str, value: Any, texts: list[str]) -> None:

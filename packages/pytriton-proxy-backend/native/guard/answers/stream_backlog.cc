@@ -43,12 +43,15 @@ void StreamBacklog::Write(uint64_t bytes, uint64_t count) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     written_ += bytes;
-    if (const uint64_t size = Pop(count); size > 0) taken_ += size - std::exchange(of_front_, 0);
-    // A part of a large response, which waits as before.
+    if (const uint64_t size = Pop(count); size > 0) {
+      const uint64_t of_front = std::exchange(of_front_, 0);
+      taken_ += size - std::min(size, of_front);
+    }
+    // A part of a large response, which waits as before. As JSON it is several times as large as its tensors, and a
+    // caller who takes that takes something to the end.
     if (count == 0 && !sizes_.empty()) {
-      const uint64_t part = std::min(bytes, sizes_.front() - of_front_);
-      taken_ += part;
-      of_front_ += part;
+      taken_ += bytes;
+      of_front_ += bytes;
     }
   }
   if (count > 0) Wake();

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton.proxy_backend.runtime.apart import Refused, call_apart, call_apart_async, refused_by
@@ -48,6 +48,7 @@ def told(results: list[Any]) -> list[Any]:
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=40).filter(lambda numbers: min(numbers) < 0))
+@settings(deadline=None)
 def test_each_has_its_own_result(requests: list[int]) -> None:
     expected = [("wrong", number) if number < 0 else 2 * number for number in requests]
     for call in (infer, inferring, infer_async):

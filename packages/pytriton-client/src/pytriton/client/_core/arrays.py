@@ -38,9 +38,13 @@ def _write_lists(value: object, tensor: TensorSpec) -> object:
     """Return lists of dictionaries as the texts of their JSON: one of them, or each of a batch."""
     if not isinstance(value, list):
         return value
-    if all(isinstance(element, dict) for element in value):
+    if _is_of_dictionaries(value):
         return _write_json(value, tensor)
-    return [_write_json(element, tensor) if isinstance(element, list) else element for element in value]
+    return [_write_json(each, tensor) if _is_of_dictionaries(each) else each for each in value]
+
+
+def _is_of_dictionaries(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(element, dict) for element in value)
 
 
 def _write_json(value: object, tensor: TensorSpec) -> bytes:

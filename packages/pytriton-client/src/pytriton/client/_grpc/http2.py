@@ -44,6 +44,7 @@ _MOST_STREAMS = 2**30
 _MOST_HEADER_BYTES = 1 << 16
 # A server may send this much of a stream ahead of its reader; with more, it has to wait.
 _STREAM_WINDOW = 1 << 20
+_SMALL_STEP = 1 << 15
 _CONNECTION_WINDOW = 1 << 24
 # The limit for connecting, whatever time the call has, as in gRPC.
 _CONNECT_S = 20.0
@@ -225,7 +226,9 @@ class Http2Call:
         """Let the server send as much more as was taken; for an incomplete response, as much as it needs."""
         # The decompressed data takes more room here than in the window.
         credit = self._uncredited - min(self._queued, self._uncredited)
-        if credit >= _STREAM_WINDOW // 2 and not self.has_ended:
+        # In small steps while its reader is behind: the server holds who takes nothing for a minute for gone.
+        least = _SMALL_STEP if self._queued else _STREAM_WINDOW // 2
+        if credit >= least and not self.has_ended:
             self._uncredited -= credit
             self._connection.update_window(self._number, credit)
 

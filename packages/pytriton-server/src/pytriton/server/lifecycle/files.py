@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -55,6 +56,8 @@ class ServerFiles:
         """The server that they belong to; None before `create`."""
         self._control = control
         self._log_tail = log_tail
+        # Of each name: its configuration without hints, what was written, and the versions that it was written for.
+        self._written: dict[str, tuple[str, str, weakref.WeakSet[WorkerService]]] = {}
         # Held by a thread that changes the files of models, or makes the server load them.
         self._lock = threading.RLock()
         self._damaged_looks = 0
@@ -96,13 +99,18 @@ class ServerFiles:
     def write_models(self) -> None:
         """Write the files of all models that are bound."""
         for name in {model.name for model in self._deployment.models}:
-            self._repository.write(name, *self._of([model for model in self._deployment.models if model.name == name]))
+            models = [model for model in self._deployment.models if model.name == name]
+            text, files = self._of(models)
+            self._repository.write(name, text, files)
+            self._remember(name, text, models)
 
     @contextlib.contextmanager
     def changed(self, name: str, models: Sequence[WorkerService]) -> Iterator[None]:
         """Put these versions of a name into the repository, and no others; if the block fails, restore the old ones."""
-        with self._lock, self._repository.changed(name, *self._of(models)):
+        text, files = self._of(models)
+        with self._lock, self._repository.changed(name, text, files):
             yield
+        self._remember(name, text, models)
 
     def resize_cache(self, cache_bytes: int) -> None:
         """Make the server keep this many bytes of answers from its next load on."""
@@ -232,9 +240,22 @@ class ServerFiles:
             definition.warn_without_cache(
                 self._deployment.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])'
             )
-        return models[0].definition.config_text if models else "", {
-            m.version: self._deployment.side_files(m) for m in models
-        }
+        return self._text_of(models) if models else "", {m.version: self._deployment.side_files(m) for m in models}
+
+    def _remember(self, name: str, text: str, models: Sequence[WorkerService]) -> None:
+        self._written.pop(name, None)
+        if models:
+            self._written[name] = (models[0].definition.comparable_text, text, weakref.WeakSet(models))
+
+    def _text_of(self, models: Sequence[WorkerService]) -> str:
+        """Return the configuration of one name, in the words of before while a version stays that is served by it."""
+        definition = models[0].definition
+        if (written := self._written.get(models[0].name)) is not None:
+            comparable, text, before = written
+            # Triton would load the version that stays again, for words by which nothing is served.
+            if definition.comparable_text == comparable and any(model in before for model in models):
+                return text
+        return definition.config_text
 
     def _link(self, folder: Path) -> Path:
         link = self._workspace.folders_path / folder.name
