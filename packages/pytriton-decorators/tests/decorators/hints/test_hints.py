@@ -478,3 +478,18 @@ def test_a_generator_is_hinted_as_one() -> None:
 
     with pytest.raises(PyTritonBadParameterError, match="a generator is hinted as Iterator"):
         model(stream)
+
+
+def test_callers_know_json_however_its_hint_is_written() -> None:
+    @model
+    def made(
+        a: dict[str, int],
+        b: typing.Dict[str, Any],  # noqa: UP006 - as older code has it
+        c: typing.List[typing.Dict[str, Any]],  # noqa: UP006
+        d: list[dict[str, Any]],
+        e: list[str],
+    ) -> str:
+        return ""
+
+    hints = [tensor.hint for tensor in get_model_signature(made).inputs]
+    assert hints == ["dict[str, int]", "dict[str, Any]", "list[dict[str, Any]]", "list[dict[str, Any]]", "list[str]"]

@@ -115,6 +115,7 @@ async def read_texts(
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     filtered = Stops(stops)
     is_whole = True
+    last: list[Part] | None = None
     async with aclosing(groups):
         async for texts in groups:
             parts = []
@@ -135,14 +136,15 @@ async def read_texts(
                 if filtered.is_over:
                     break
             if filtered.is_over:
-                yield [*parts, Part("", "stop")]
-                return
+                last = [*parts, Part("", "stop")]
+                break
             if parts:
                 yield parts
             if len(texts) >= _MOST_TOGETHER:
                 # More may be there already: let other tasks run.
                 await asyncio.sleep(0)
-    yield [Part(filtered.feed(decoder.decode(b"", True)) + filtered.end(), "stop")]
+    # Not before the model is told to end: the caller may be slow to take it.
+    yield last or [Part(filtered.feed(decoder.decode(b"", True)) + filtered.end(), "stop")]
 
 
 async def read_parts(

@@ -23,6 +23,7 @@ from pytriton.model_config.dtypes import array_dtype
 __all__ = ["Form", "Value", "describe_value"]
 
 Form = Literal["scalar", "list", "array", "object", "objects"]
+_JSON_HINTS = {"object": ("dict", "dict[str, Any]"), "objects": ("list[dict", "list[dict[str, Any]]")}
 
 _KINDS = {"b": "a bool", "i": "an int", "u": "an int", "f": "a number"}
 
@@ -51,7 +52,10 @@ class Value:
     def tensor(self, name: str) -> Tensor:
         """Return the description of the input or output for Triton."""
         shape = tuple(-1 if isinstance(size, str) else size for size in self._sample_dims)
-        return Tensor(shape or (1,), self.dtype, name, self.optional, hint=self.shown)
+        begins, usual = _JSON_HINTS.get(self.form, ("", ""))
+        # Callers tell by the beginning of a hint what they may send as JSON, however its author has written it.
+        hint = self.shown if self.shown.startswith(begins) else usual
+        return Tensor(shape or (1,), self.dtype, name, self.optional, hint=hint)
 
     def to_argument(self, array: Any, name: str) -> Any:
         """Return what the function gets for the array of an input.
