@@ -1,9 +1,10 @@
+import collections
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pytriton.decorators import convert_output
+from pytriton.decorators import batch, convert_output
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
@@ -41,3 +42,23 @@ def test_other_types(outputs: Any, model_config: TritonModelConfig) -> None:
     with pytest.raises(PyTritonValidationError, match="Unsupported output type <class") as caught:
         convert_output(outputs, model_config=model_config)
     assert caught.value.received is type(outputs)
+
+
+class Column:
+    """An array of another library: numpy can read it, and its rows are not split as those of numpy."""
+
+    def __init__(self, elements: list[int]) -> None:
+        self.elements = elements
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self.elements, dtype)
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.UserDict])
+def test_arrays_of_other_libraries_are_split_in_any_mapping(kind: Any) -> None:
+    @batch
+    def made(x: Any) -> Any:
+        return kind({"y": Column(list(range(len(x))))})
+
+    first, second = made([{"x": np.zeros((2, 1))}, {"x": np.zeros((1, 1))}])
+    assert [each["y"].tolist() for each in (first, second)] == [[0, 1], [2]]

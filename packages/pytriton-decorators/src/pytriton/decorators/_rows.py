@@ -34,9 +34,10 @@ class PartialOutputs(dict[str, Any]):
 
 def to_arrays(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return outputs with numpy arrays in place of those of other libraries, whose rows cannot all be split alike."""
-    if type(outputs) is not dict or all(type(value) is np.ndarray for value in outputs.values()):
+    if all(type(value) is np.ndarray for value in outputs.values()):
         return outputs
-    return {name: as_array(value) for name, value in outputs.items()}
+    made: Mapping[str, Any] = replace_arrays(outputs, {name: as_array(value) for name, value in outputs.items()})
+    return made
 
 
 def check_rows(
