@@ -20,6 +20,7 @@
     ├── PythonModelError        a model.py cannot be loaded
     ├── ConnectionLostError     the server went away
     ├── ProtocolError           a message or record that the protocol does not allow
+    │   └── JobRefusedError         a worker process has another version, and cannot do what it is asked for
     ├── CallFailedError         the server refused what a worker asked of it
     ├── ArenaFullError          a tensor does not fit into the budget of shared memory
     └── OutputError             the callable returned something that cannot be sent (also a ValueError)

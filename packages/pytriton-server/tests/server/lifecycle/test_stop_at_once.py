@@ -33,11 +33,12 @@ def test_where_no_thread_can_be_started_all_are_stopped(monkeypatch: pytest.Monk
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    _stop_at_once(models(5, lambda number, _limit_s: stopped.append(number)), 2.0)
-    assert sorted(stopped) == list(range(5))
+    _stop_at_once(models(12, lambda number, _limit_s: stopped.append(number)), 2.0)
+    assert sorted(stopped) == list(range(12))
 
 
-def test_an_error_is_raised_when_all_are_stopped() -> None:
+@pytest.mark.parametrize("count", [4, 12])
+def test_an_error_is_raised_when_all_are_stopped(count: int) -> None:
     stopped = []
 
     def stop(number: int, _limit_s: float) -> None:
@@ -46,8 +47,8 @@ def test_an_error_is_raised_when_all_are_stopped() -> None:
         stopped.append(number)
 
     with pytest.raises(OSError, match="cannot be removed"):
-        _stop_at_once(models(4, stop), 2.0)
-    assert sorted(stopped) == [0, 2, 3]
+        _stop_at_once(models(count, stop), 2.0)
+    assert sorted(stopped) == [number for number in range(count) if number != 1]
 
 
 @pytest.mark.parametrize(("timeout_s", "least", "most"), [(0.0, 0.0, 0.0), (0.2, 0.3, 0.5), (2.0, 2.1, 2.3)])
@@ -55,3 +56,9 @@ def test_idle_ones_get_a_moment_each(timeout_s: float, least: float, most: float
     limits = []
     _stop_at_once(models(20, lambda _number, limit_s: limits.append(limit_s)), timeout_s)
     assert all(least <= limit_s <= most for limit_s in limits)
+
+
+def test_a_few_are_stopped_by_this_thread() -> None:
+    threads = []
+    _stop_at_once(models(3, lambda _number, _limit_s: threads.append(threading.current_thread())), 2.0)
+    assert threads == [threading.current_thread()] * 3

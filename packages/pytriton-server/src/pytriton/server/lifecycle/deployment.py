@@ -26,6 +26,10 @@ _JOIN_POLL_S = 0.1
 # What the end of an idle worker takes of the processor at most.
 _MOMENT_S = 0.01
 _MOST_MOMENTS_S = 5.0
+# Up to so many models are stopped one after the other.
+_FEW = 8
+# How much longer than it may wait for its workers the stop of a model may take: a process is killed, and its end noted.
+_STOP_MARGIN_S = 30.0
 # How long a pause between two looks is at least, in terms of the time that a look takes.
 _LOOK_SHARE = 4.0
 _LONGEST_POLL_S = 0.25
@@ -344,33 +348,37 @@ class Deployment:
         return self._is_running() and model.endpoint(self._endpoints).exists()
 
 
-def _stop_at_once(models: Sequence[WorkerService], timeout_s: float, stop_wanted: StopWanted = lambda: False) -> None:
-    """Stop the workers of models all at the same time; `stop_wanted` ends the wait for them."""
-    # All need a moment of the processor, even those that are idle.
-    limit_s = timeout_s + (min(_MOMENT_S * len(models), _MOST_MOMENTS_S) if timeout_s else 0.0)
+def _stop_at_once(models: Sequence[WorkerService], timeout_s: float, stop_wanted: StopWanted | None = None) -> None:
+    """Stop the workers of models, many of them all at the same time; `stop_wanted` ends the wait for them."""
     failures: list[BaseException] = []
 
-    def stop(model: WorkerService) -> None:
+    def stop(model: WorkerService, limit_s: float) -> None:
         try:
             model.stop_workers(limit_s)
         except BaseException as error:
             failures.append(error)
 
+    left = list(models)
     stoppers: list[threading.Thread] = []
-    left: list[WorkerService] = []
-    for model in models:
-        stopper = threading.Thread(target=stop, args=(model,), name=f"pytriton-{model.name}-detach", daemon=True)
+    # All need a moment of the processor, even those that are idle.
+    limit_s = timeout_s + (min(_MOMENT_S * len(models), _MOST_MOMENTS_S) if timeout_s else 0.0)
+    # A few are stopped in this thread: it may be in the handler of a signal, and hold a lock that others wait for.
+    while left and (stop_wanted is not None or len(models) > _FEW):
+        name = f"pytriton-{left[0].name}-detach"
+        stopper = threading.Thread(target=stop, args=(left[0], limit_s), name=name, daemon=True)
         try:
             stopper.start()
         except RuntimeError:
             # The system is short of threads, or the interpreter ends, and Python 3.12 starts none then.
-            left.append(model)
-        else:
-            stoppers.append(stopper)
+            break
+        stoppers.append(stopper)
+        del left[0]
+    deadline = time.monotonic() + limit_s
     for model in left:
-        stop(model)
+        stop(model, max(0.0, deadline - time.monotonic()))
+    given_up = deadline + _STOP_MARGIN_S
     for stopper in stoppers:
-        while stopper.is_alive() and not stop_wanted():
+        while stopper.is_alive() and time.monotonic() < given_up and not (stop_wanted is not None and stop_wanted()):
             stopper.join(_JOIN_POLL_S)
     if failures:
         raise failures[0]
