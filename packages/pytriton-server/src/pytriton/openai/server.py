@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import threading
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -35,4 +38,20 @@ def run(app: FastAPI, listener: socket.socket) -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=_END_S,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    before = signal.getsignal(signal.SIGTERM)
+    ordered: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # An end that is under way needs no other order. Its error could come anywhere, such as in a callback of the
+        # garbage collector, where Python prints and forgets it.
+        if server.should_exit:
+            ordered.append(number)
+        elif callable(before):
+            before(number, frame)
+
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
+    server.run(sockets=[listener])
+    if ordered and callable(before):
+        before(ordered[0], None)
