@@ -107,10 +107,11 @@ class ServerFiles:
     @contextlib.contextmanager
     def changed(self, name: str, models: Sequence[WorkerService]) -> Iterator[None]:
         """Put these versions of a name into the repository, and no others; if the block fails, restore the old ones."""
-        text, files = self._of(models)
-        with self._lock, self._repository.changed(name, text, files):
-            yield
-        self._remember(name, text, models)
+        with self._lock:
+            text, files = self._of(models)
+            with self._repository.changed(name, text, files):
+                yield
+            self._remember(name, text, models)
 
     def resize_cache(self, cache_bytes: int) -> None:
         """Make the server keep this many bytes of answers from its next load on."""
