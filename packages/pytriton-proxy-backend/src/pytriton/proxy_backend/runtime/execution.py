@@ -415,7 +415,7 @@ class Execution:
             self._tell(error)
         elif is_of_caller(error):
             code = ErrorCode.INVALID_ARG
-            self._tell(error)
+            self._tell(error, "the inference callable cannot take an input")
         elif is_cancellation(error):
             kind = "cancelled"
             code = ErrorCode.CANCELLED

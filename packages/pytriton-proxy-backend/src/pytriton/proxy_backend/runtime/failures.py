@@ -129,14 +129,18 @@ def tell_failure(
     note = failures.admit(kind_of(error))
     if note is None:
         return
-    is_told_whole = is_ours(error) or is_of_caller(error)
-    told = told_error(error) if is_ours(error) else f"model {model.name}: {text}"
-    if is_of_caller(error):
-        told = f"{told}: {told_error(error)}"
+    trace = ""
+    if is_ours(error):
+        told = told_error(error)
+    elif is_of_caller(error):
+        told = f"model {model.name}: {text}: {told_error(error)}"
+    else:
+        told = f"model {model.name}: {text}"
+        # As text, because a handler that keeps records would keep frames, and with them the inputs.
+        trace = f"\n{told_trace(error)}"
     if batch is not None:
         told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"
-    # The traceback is text, because a handler that keeps records would keep frames, and with them the inputs.
-    logger.log(level, "%s%s%s", told, note, "" if is_told_whole else f"\n{told_trace(error)}")
+    logger.log(level, "%s%s%s", told, note, trace)
 
 
 def failure_text(model: ModelSpec, error: BaseException) -> str:
