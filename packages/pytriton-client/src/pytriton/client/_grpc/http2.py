@@ -111,15 +111,6 @@ class Http2Call:
         """Whether ``receive`` would not wait."""
         return bool(self._messages) or self.has_ended
 
-    async def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next response, or None after the last one. Raises ``Http2Error`` or ``TimeoutError``."""
-        if not self._messages and not await self._wait(timeout_s):
-            return None
-        message = self._messages.popleft()
-        self._queued -= len(message) + 5
-        self._credit()
-        return message
-
     async def receive_some(self, timeout_s: float, most: int) -> list[bytes]:
         """Return the responses that are there, ``most`` of them, at least one; none after the last one.
 
@@ -629,7 +620,7 @@ async def _end(call: Http2Call, timeout_s: float) -> None:
     """Take what still comes of a call until it ends, or its time is over."""
     deadline = Deadline(timeout_s)
     try:
-        while await call.receive(max(deadline.remaining_s(), 0)) is not None:
+        while await call.receive_some(max(deadline.remaining_s(), 0), 1):
             pass
     except (Http2Error, TimeoutError):
         pass  # nobody waits for the rest
