@@ -8,7 +8,6 @@ of all processes together, and how long the step took.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http
 import os
 import signal
@@ -17,19 +16,20 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.harness.processes import cpu_s, descendants, name_of
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import RestartPolicy, Triton, TritonConfig
 
 STEPS = ("bind", "start", "rest", "scrape", "again", "restart", "stop")
 REST_S = 3.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @batch
@@ -38,30 +38,15 @@ def same(x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     return {"y": x}
 
 
-def children(pid: int) -> Iterator[int]:
-    """Yield the processes below another one."""
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, tasks.read_text().split()):
-            yield child
-            yield from children(child)
-
-
 def spent_s() -> float:
     """Return the processor time of this process and of all that it has started, in seconds."""
-    total = sum(os.times()[:4])
-    for pid in children(os.getpid()):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += sum(map(int, fields[11:13])) / _TICKS
-    return total
+    # That of this one and of those that have ended, and of those that run.
+    return sum(os.times()[:4]) + sum(map(cpu_s, descendants(os.getpid())[1:]))
 
 
 def server_pid() -> int | None:
     """Return the process of tritonserver; None while there is none."""
-    for pid in children(os.getpid()):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text() == "tritonserver\n":
-                return pid
-    return None
+    return next((pid for pid in descendants(os.getpid()) if name_of(pid) == "tritonserver"), None)
 
 
 def is_ready(url: str) -> bool:

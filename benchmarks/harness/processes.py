@@ -96,11 +96,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the processor time, in seconds, that the process and its living descendants used so far."""
-        return sum(_cpu_s(pid) for pid in self.pids())
+        return sum(cpu_s(pid) for pid in self.pids())
 
     def worker_cpu_s(self) -> float:
         """Return the same without tritonserver itself: what the processes that run callables used."""
-        return sum(_cpu_s(pid) for pid in self.pids() if _name(pid) != "tritonserver")
+        return sum(cpu_s(pid) for pid in self.pids() if name_of(pid) != "tritonserver")
 
     def pss_mib(self) -> float:
         """Return the memory of all its processes, shared pages in parts, in MiB."""
@@ -290,7 +290,8 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
+    """Return the name of a process; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -310,6 +311,7 @@ def _memory_kib(pid: int) -> dict[str, int]:
     return {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Return the processor time, in seconds, that a process used so far; 0 when it is gone."""
     stat = _stat(pid)
     return 0.0 if stat is None else (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
