@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from pytriton.decorators._calls.wrapping import layer_of, undecorated
 from pytriton.decorators._hints.hints import parse_hint, plain_hint, rejected
-from pytriton.decorators._hints.values import Value, describe_value
+from pytriton.decorators._hints.values import JSON_HINTS, Value, describe_value
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
@@ -438,7 +438,7 @@ def json_example(tensor: Any) -> str | None:
     """Return the shortest text for an input whose hint makes JSON of it; None for any other input."""
     if wire_name(tensor.dtype) != "BYTES" or not tensor.hint:
         return None
-    return "{}" if tensor.hint.startswith("dict") else "[]" if tensor.hint.startswith("list[dict") else None
+    return next((text for begins, _, text in JSON_HINTS.values() if tensor.hint.startswith(begins)), None)
 
 
 def is_file(tensor: Any) -> bool:

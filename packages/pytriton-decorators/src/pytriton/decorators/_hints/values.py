@@ -20,10 +20,12 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
 
-__all__ = ["Form", "Value", "describe_value"]
+__all__ = ["JSON_HINTS", "Form", "Value", "describe_value"]
 
 Form = Literal["scalar", "list", "array", "object", "objects"]
-_JSON_HINTS = {"object": ("dict", "dict[str, Any]"), "objects": ("list[dict", "list[dict[str, Any]]")}
+JSON_HINTS = {"object": ("dict", "dict[str, Any]", "{}"), "objects": ("list[dict", "list[dict[str, Any]]", "[]")}
+"""Of forms that travel as the text of JSON: how their hints begin, by which callers know them, the usual hint, and the
+shortest text."""
 
 _KINDS = {"b": "a bool", "i": "an int", "u": "an int", "f": "a number"}
 
@@ -52,8 +54,8 @@ class Value:
     def tensor(self, name: str) -> Tensor:
         """Return the description of the input or output for Triton."""
         shape = tuple(-1 if isinstance(size, str) else size for size in self._sample_dims)
-        begins, usual = _JSON_HINTS.get(self.form, ("", ""))
-        # Callers tell by the beginning of a hint what they may send as JSON, however its author has written it.
+        # However its author has written it.
+        begins, usual, _ = JSON_HINTS.get(self.form, ("", "", ""))
         hint = self.shown if self.shown.startswith(begins) else usual
         return Tensor(shape or (1,), self.dtype, name, self.optional, hint=hint)
 
