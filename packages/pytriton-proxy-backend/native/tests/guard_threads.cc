@@ -36,69 +36,81 @@ void Names() {
   CHECK(!pytriton::guard::DeletesModel(&other));
 }
 
+// Something that one thread waits for and another one says, once.
+class Signal {
+ public:
+  void Give() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      given_ = true;
+    }
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return given_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool given_ = false;
+};
+
+// A thread of an instance, which computes for a while and then sleeps, when it is told to.
+struct Instance {
+  explicit Instance(bool begins) {
+    if (begins) work.Give();
+    thread = std::thread([this] {
+      pytriton::guard::AddInstanceThread();
+      known = true;
+      work.Wait();
+      works = true;
+      for (const auto end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) {
+      }
+      slept = true;
+      over.Wait();
+    });
+    while (!known) std::this_thread::yield();
+  }
+  ~Instance() {
+    over.Give();
+    thread.join();
+  }
+
+  void IsWaitedFor() {
+    while (!works) std::this_thread::yield();
+    const auto begin = Clock::now();
+    pytriton::guard::WaitForInstanceThreads();
+    // The limit of the wait: a thread that computes is not waited for any longer.
+    CHECK(slept || Clock::now() - begin >= std::chrono::seconds(2));
+  }
+
+  Signal work, over;
+  std::atomic<bool> known{false}, works{false}, slept{false};
+  std::thread thread;
+};
+
 void Waits() {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool over = false;
-  std::atomic<bool> slept{false}, known{false};
   std::thread ended([] { pytriton::guard::AddInstanceThread(); });
   ended.join();
-  std::thread instance([&] {
-    pytriton::guard::AddInstanceThread();
-    known = true;
-    for (const auto end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) {
-    }
-    slept = true;
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return over; });
-  });
-  while (!known) std::this_thread::yield();
-  const auto begin = Clock::now();
-  pytriton::guard::WaitForInstanceThreads();
-  // The limit of the wait: a thread that computes is not waited for any longer.
-  CHECK(slept || Clock::now() - begin >= std::chrono::seconds(2));
   {
-    const std::lock_guard<std::mutex> lock(mutex);
-    over = true;
+    Instance instance(true);
+    instance.IsWaitedFor();
   }
-  changed.notify_all();
-  instance.join();
   // All have ended.
   pytriton::guard::WaitForInstanceThreads();
 }
 
-// A thread that was seen asleep, and works again.
+// A thread that was seen asleep, for long enough that it is not looked at any more, and works again.
 void WaitsAgain() {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool work = false, over = false;
-  std::atomic<bool> works{false}, slept{false};
-  std::thread instance([&] {
-    pytriton::guard::AddInstanceThread();
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return work; });
-    works = true;
-    for (const auto end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) {
-    }
-    slept = true;
-    changed.wait(lock, [&] { return over; });
-  });
-  for (int i = 0; i < 3; ++i) pytriton::guard::WaitForInstanceThreads();
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    work = true;
+  Instance instance(false);
+  for (int i = 0; i < 3; ++i) {
+    pytriton::guard::WaitForInstanceThreads();
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
   }
-  changed.notify_all();
-  while (!works) std::this_thread::yield();
-  const auto begin = Clock::now();
-  pytriton::guard::WaitForInstanceThreads();
-  CHECK(slept || Clock::now() - begin >= std::chrono::seconds(2));
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    over = true;
-  }
-  changed.notify_all();
-  instance.join();
+  instance.work.Give();
+  instance.IsWaitedFor();
 }
 
 void DoesNotWaitForEver() {

@@ -15,7 +15,6 @@ namespace pytriton::guard {
 
 namespace {
 
-
 // A message of one byte that carries one descriptor.
 struct DescriptorMessage {
   DescriptorMessage() {

@@ -14,7 +14,6 @@
 namespace pytriton::guard {
 namespace {
 
-
 // Everything in a descriptor, from its begin.
 std::string ReadAll(int fd) {
   std::string text;
