@@ -30,7 +30,7 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
 from pytriton.server.lifecycle import readiness
-from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connected_workers
+from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connections
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.bare_server import BareServer, serving
 from support.callables import X, Y, identity
@@ -294,7 +294,7 @@ def test_a_model_without_workers_makes_the_server_not_ready() -> None:
         url = str(triton.http_url)
         model = triton._models["m", 1]
         endpoint = model.endpoint(triton._workspace.endpoints_path)
-        assert connected_workers(endpoint) == 1
+        assert connections()[str(endpoint)] == 1
         for _ in range(2):
             assert status(url) == 200
             model.stop_workers(PATIENCE_S)
@@ -309,7 +309,7 @@ def test_a_model_without_workers_makes_the_server_not_ready() -> None:
         stranger = Worker(identity, model.definition.spec, endpoint)
         stranger.start()
         eventually(lambda: status(url) == 200)
-        assert connected_workers(endpoint) == 1
+        assert connections()[str(endpoint)] == 1
         assert stranger.stop(PATIENCE_S)
         eventually(lambda: status(url) == 400)
         # It ends as usual.

@@ -38,7 +38,7 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperat
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import Worker, endpoint_path, read_description
 from pytriton.proxy_backend.cli.app import run as run_command
-from pytriton.server.models.worker_watch import connected_workers
+from pytriton.server.models.worker_watch import connections
 from pytriton.server.remote import session as remote_module
 from pytriton.server.remote.sharing import ServerProcessWatch
 from pytriton.server.tritonserver.binary import find_tritonserver
@@ -534,7 +534,7 @@ def test_one_that_is_killed_leaves_the_model_to_the_other(server: Server, killed
         assert ask_all(server, "m") == {1, 2}
         process.kill()
         process.wait(PATIENCE_S)
-        eventually(lambda: connected_workers(triton._models["m", 1].endpoint(triton._workspace.endpoints_path)) == 1)
+        eventually(lambda: connections()[str(triton._models["m", 1].endpoint(triton._workspace.endpoints_path))] == 1)
         # Somebody who comes then removes what the dead have left, but not what is in use.
         with RemoteTriton(server.http_url) as other:
             other.bind("m", slowly(times(3)), X, Y)
@@ -613,7 +613,7 @@ def test_the_end_of_a_process_is_seen_however_soon_another_is_there() -> None:
         eventually(lambda: not watch.has_ended)
         os.kill(server_pid(own), signal.SIGKILL)
         eventually(lambda: watch.has_ended)
-        eventually(lambda: connected_workers(endpoint) == 1)
+        eventually(lambda: connections()[str(endpoint)] == 1)
         assert watch.has_ended
         watch.close()
     assert not ServerProcessWatch(endpoint).has_ended  # of nobody nothing is known

@@ -257,7 +257,7 @@ def test_a_page_that_keeps_texts_says_what_one_without_says(history: list[list[t
     nowhere = endpoint(1)
     models: dict[str, Model] = {}
     outcomes: collections.Counter[tuple[str, str, str]] = collections.Counter()
-    kept = ModelTexts(), ModelTexts()
+    kept = ModelTexts()
     for steps in [[], *history]:
         for name, what in steps:
             model = models.setdefault(name, Model(name, decoupled=name == "c"))
@@ -274,7 +274,7 @@ def test_a_page_that_keeps_texts_says_what_one_without_says(history: list[list[t
             else:
                 outcomes[name, "http", "ok"] += 1
         arguments: dict[str, Any] = {"models": models.values, "outcomes": dict(outcomes)}
-        page = render_metrics(nowhere, **arguments, callable_texts=kept[0], response_texts=kept[1])
+        page = render_metrics(nowhere, **arguments, texts=kept)
         assert ours(page) == ours(render_metrics(nowhere, **arguments))
         families = parsed(page)
         for name, model in models.items():

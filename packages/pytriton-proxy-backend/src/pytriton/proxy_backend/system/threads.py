@@ -1,16 +1,30 @@
-"""What happens where a thread that looks after something raises: it is said, and the thread goes on."""
+"""What happens where a thread that looks after something raises, or cannot be started: the work goes on."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["call_safely", "keep_on"]
+__all__ = ["call_safely", "keep_on", "start_all"]
 
 logger = logging.getLogger(__name__)
+
+
+def start_all(threads: Sequence[threading.Thread]) -> int:
+    """Start threads one after the other, as long as that is possible; return how many have been started.
+
+    The system may be short of threads, and Python 3.12 starts none while the interpreter ends.
+    """
+    for count, thread in enumerate(threads):
+        try:
+            thread.start()
+        except RuntimeError:
+            return count
+    return len(threads)
 
 
 def keep_on(step: Callable[[], object], what: str) -> bool:

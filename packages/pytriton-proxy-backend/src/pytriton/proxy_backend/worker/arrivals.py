@@ -77,9 +77,8 @@ class Arrivals:
             return any(path.parent in folders for folders in self._folders.values())
 
     def _watch(self, folder: Path) -> None:
-        descriptor, over = self._descriptor, self._over
-        if descriptor is not None:
-            self._add(descriptor, folder)
+        if self._descriptor is not None:
+            self._add(self._descriptor, folder)
             return
         over, descriptor = os.eventfd(0), -1
         try:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from pytriton.proxy_backend import ProxyBackendError
+from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.control.http import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
 
-__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "Deployment", "StopWanted"]
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "Deployment", "StopWanted", "pause_s"]
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
@@ -30,7 +31,7 @@ _MOST_MOMENTS_S = 5.0
 _FEW = 8
 # How much longer than it may wait for its workers the stop of a model may take: a process is killed, and its end noted.
 _STOP_MARGIN_S = 30.0
-# How long a pause between two looks is at least, in terms of the time that a look takes.
+# How long a pause between two looks is, in terms of the time that a look takes, and at most.
 _LOOK_SHARE = 4.0
 _LONGEST_POLL_S = 0.25
 _POLL_S = 0.005
@@ -334,8 +335,7 @@ class Deployment:
                 logger.warning(ORPHANED, repr(left[0].name))
                 release_s = 0.0
                 break
-            # The more models there are, the longer it takes to look, and the rarer that is.
-            time.sleep(min(_LONGEST_POLL_S, max(_POLL_S, _LOOK_SHARE * (time.monotonic() - begun))))
+            time.sleep(pause_s(begun, _POLL_S))
         _stop_at_once(models, grace_s)
         self._draining = [model for model in self._draining if model not in models]
         deadline = time.monotonic() + release_s
@@ -348,6 +348,11 @@ class Deployment:
         return self._is_running() and model.endpoint(self._endpoints).exists()
 
 
+def pause_s(begun: float, least_s: float) -> float:
+    """Return how long to wait after a look at all models that began at a time: the longer it takes, the rarer it is."""
+    return min(_LONGEST_POLL_S, max(least_s, _LOOK_SHARE * (time.monotonic() - begun)))
+
+
 def _stop_at_once(models: Sequence[WorkerService], timeout_s: float, stop_wanted: StopWanted | None = None) -> None:
     """Stop the workers of models, many of them all at the same time; `stop_wanted` ends the wait for them."""
     failures: list[BaseException] = []
@@ -358,26 +363,20 @@ def _stop_at_once(models: Sequence[WorkerService], timeout_s: float, stop_wanted
         except BaseException as error:
             failures.append(error)
 
-    left = list(models)
-    stoppers: list[threading.Thread] = []
     # All need a moment of the processor, even those that are idle.
     limit_s = timeout_s + (min(_MOMENT_S * len(models), _MOST_MOMENTS_S) if timeout_s else 0.0)
     # A few are stopped in this thread: it may be in the handler of a signal, and hold a lock that others wait for.
-    while left and (stop_wanted is not None or len(models) > _FEW):
-        name = f"pytriton-{left[0].name}-detach"
-        stopper = threading.Thread(target=stop, args=(left[0], limit_s), name=name, daemon=True)
-        try:
-            stopper.start()
-        except RuntimeError:
-            # The system is short of threads, or the interpreter ends, and Python 3.12 starts none then.
-            break
-        stoppers.append(stopper)
-        del left[0]
+    in_threads = models if stop_wanted is not None or len(models) > _FEW else ()
+    stoppers = [
+        threading.Thread(target=stop, args=(model, limit_s), name=f"pytriton-{model.name}-detach", daemon=True)
+        for model in in_threads
+    ]
+    count = start_all(stoppers)
     deadline = time.monotonic() + limit_s
-    for model in left:
+    for model in models[count:]:
         stop(model, max(0.0, deadline - time.monotonic()))
     given_up = deadline + _STOP_MARGIN_S
-    for stopper in stoppers:
+    for stopper in stoppers[:count]:
         while stopper.is_alive() and time.monotonic() < given_up and not (stop_wanted is not None and stop_wanted()):
             stopper.join(_JOIN_POLL_S)
     if failures:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from pytriton.server.control.http import Control, ControlError
-from pytriton.server.lifecycle.deployment import Deployment
+from pytriton.server.lifecycle.deployment import Deployment, pause_s
 from pytriton.server.lifecycle.orphans import DEAD_STUBS, ORPHANED, DeadStubs, OrphanedRequests
 from pytriton.server.tritonserver.ports import ReservedPorts, tcp_sockets
 from pytriton.server.tritonserver.process import ServerProcess
@@ -33,9 +33,6 @@ keeps a gRPC stream open keeps the model of its first request loaded, and the se
 
 _POLL_S = 0.05
 _DRAIN_POLL_S = 0.02
-# How long a pause is at least, in terms of the time that it took to ask.
-_ASK_SHARE = 4.0
-_LONGEST_PAUSE_S = 0.25
 _CALL_TIMEOUT_S = 2.0
 # A model that takes long for a request finishes one only this often.
 _REQUESTS_OF_QUIET = 2.0
@@ -128,7 +125,7 @@ def drain_requests(
             if not has_connections(grpc) and not has_unsent(fronts) and deployment.has_only_orphaned(orphaned):
                 logger.warning(ORPHANED, names)
                 return DrainResult.CUT
-            pause_s = min(_LONGEST_PAUSE_S, max(_DRAIN_POLL_S, _ASK_SHARE * (time.monotonic() - begun)))
+            pause = pause_s(begun, _DRAIN_POLL_S)
             if stubs.poll(pending):
                 logger.warning(DEAD_STUBS, names)
                 return DrainResult.CUT
@@ -141,8 +138,7 @@ def drain_requests(
                     supervisor.cut()
                 was_cut = True
                 deadline = time.monotonic() + CUT_DEADLINE_S
-            # The more models there are, the longer it takes to ask, and the rarer that is.
-            process.wait(pause_s)
+            process.wait(pause)
     except ControlError as error:
         logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
         if not was_cut:

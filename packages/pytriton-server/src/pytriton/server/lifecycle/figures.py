@@ -36,7 +36,7 @@ class Figures:
         self._files = files
         self._guard_states = guard_states
         self._page: MetricsPage | None = None
-        self._texts: tuple[ModelTexts, ModelTexts] | None = None
+        self._texts: ModelTexts | None = None
 
     def prepare(self) -> None:
         """Import the modules of the page while the server starts, when that takes no extra time."""
@@ -66,7 +66,7 @@ class Figures:
         from pytriton.server.observe.metrics import ModelTexts, render_metrics
 
         if self._texts is None:
-            self._texts = ModelTexts(), ModelTexts()
+            self._texts = ModelTexts()
         server = self._server
         # The current server, which may have replaced the first one.
         current = None if server.ports is None else server.ports.triton_metrics
@@ -78,8 +78,7 @@ class Figures:
             files=lambda: None if process is None else process.open_files,
             memory=lambda: None if process is None or process.pid is None else resident_bytes(process.pid),
             outcomes=None if server.outcomes is None else server.outcomes.read(),
-            callable_texts=self._texts[0],
-            response_texts=self._texts[1],
+            texts=self._texts,
         )
 
     def _models(self) -> list[WorkerService | HostedModel]:

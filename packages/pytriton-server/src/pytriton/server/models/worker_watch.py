@@ -9,7 +9,7 @@ from pathlib import Path
 from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.server.models.service import WorkerService
 
-__all__ = ["WorkerWatch", "connected_workers", "sockets_at"]
+__all__ = ["WorkerWatch", "connections", "sockets_at"]
 
 WATCH_PERIOD_S = 0.25
 """Polling period in seconds. A model counts as without workers when it has been found so twice."""
@@ -62,7 +62,7 @@ class WorkerWatch:
         # A model that is still being bound does not count while it warms up.
         lacking = [m for m in self._models() if m.workers.was_attached and not m.workers.has_attached]
         # Another process may have attached a worker.
-        others = _connections() if lacking else Counter()
+        others = connections() if lacking else Counter()
         without = {
             model.key: model
             for model in lacking
@@ -79,18 +79,13 @@ class WorkerWatch:
             self._are_complete = not lasting
 
 
-def connected_workers(endpoint: Path) -> int:
-    """Count the connections to a socket, including those of other processes."""
-    return sum(state == _CONNECTED for state, _ in sockets_at(endpoint))
-
-
 def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
     """Return state and inode of the listening socket at a path, and of those that it has accepted."""
     return [(state, inode) for path, state, inode in _sockets() if path == str(endpoint)]
 
 
-def _connections() -> Counter[str]:
-    """Count the connections to each socket that has a path."""
+def connections() -> Counter[str]:
+    """Count the connections to each socket that has a path, those of other processes included."""
     return Counter(path for path, state, _ in _sockets() if state == _CONNECTED)
 
 

@@ -14,6 +14,7 @@ from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
+from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.observe.metrics_totals import StatisticsTotals
@@ -243,6 +244,8 @@ def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bo
 
 def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
     """Stop workers and tell how many have not ended."""
+    if not workers:
+        return 0
     # One whose stop raises has not ended.
     ended = [False] * len(workers)
 
@@ -253,17 +256,9 @@ def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> 
     stoppers = [
         threading.Thread(target=stop, args=(place,), name="pytriton-stop-worker") for place in range(1, len(workers))
     ]
-    started = []
-    for place, stopper in enumerate(stoppers, 1):
-        try:
-            stopper.start()
-        except RuntimeError:
-            # The system is short of threads, or the interpreter ends, and Python 3.12 starts none then.
-            stop(place)
-        else:
-            started.append(stopper)
-    if workers:
-        stop(0)
-    for stopper in started:
+    count = start_all(stoppers)
+    for place in (0, *range(count + 1, len(workers))):
+        stop(place)
+    for stopper in stoppers[:count]:
         stopper.join()
     return ended.count(False)

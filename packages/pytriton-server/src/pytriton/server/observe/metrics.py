@@ -57,22 +57,24 @@ class ModelTexts:
     """The samples of each model as text, kept from one page to the next: only what has changed is written anew."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[object, Mapping[bytes, bytes]]] = {}
+        self._kept: dict[str, Mapping[Hashable, tuple[object, Mapping[bytes, bytes]]]] = {}
 
-    def page(self, models: Mapping[Hashable, tuple[object, Collector]]) -> bytes:
-        """Make the text of the families of some models.
+    def part(self, name: str, models: Mapping[Hashable, tuple[object, Collector]]) -> bytes:
+        """Make the text of a part of the page.
 
         Args:
+            name: What the part of the page before is found by.
             models: The facts of each model, which are compared with those of before, and what makes samples of them.
         """
         kept: dict[Hashable, tuple[object, Mapping[bytes, bytes]]] = {}
         families: dict[bytes, list[bytes]] = {}
+        of_before = self._kept.get(name, {})
         for key, (facts, collector) in models.items():
-            before = self._kept.get(key)
+            before = of_before.get(key)
             kept[key] = before if before is not None and before[0] == facts else (facts, _families(collector))
             for head, samples in kept[key][1].items():
                 families.setdefault(head, []).append(samples)
-        self._kept = kept
+        self._kept[name] = kept
         return b"".join(part for head, samples in families.items() for part in (head, *samples))
 
 
@@ -83,8 +85,7 @@ def render_metrics(
     files: Callable[[], tuple[int, int] | None] = lambda: None,
     memory: Callable[[], int | None] = lambda: None,
     outcomes: Mapping[tuple[str, str, str], int] | None = None,
-    callable_texts: ModelTexts | None = None,
-    response_texts: ModelTexts | None = None,
+    texts: ModelTexts | None = None,
 ) -> bytes:
     """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that.
 
@@ -95,9 +96,9 @@ def render_metrics(
         files: How many files tritonserver has open, and may have.
         memory: The resident memory of tritonserver, in bytes.
         outcomes: How requests have ended, by model, protocol and outcome.
-        callable_texts: What the page before had of callables.
-        response_texts: What the page before had of `outcomes`.
+        texts: What the page before had of each model, and this one leaves for the next.
     """
+    texts = ModelTexts() if texts is None else texts
     loaded: set[tuple[str, str]] = set()
 
     def fetch_triton() -> bytes:
@@ -107,7 +108,7 @@ def render_metrics(
 
     sources: dict[str, Callable[[], bytes]] = {
         "tritonserver": fetch_triton,
-        "callables": lambda: _render_callables(models(), callable_texts or ModelTexts()),
+        "callables": lambda: _render_callables(models(), texts),
         "user": lambda: _rendered(_User()),
     }
     is_up = {}
@@ -122,7 +123,7 @@ def render_metrics(
     parts += [_rendered(_Sources(is_up)), _rendered(_Guard(guard())), _rendered(_Server(files(), memory()))]
     if outcomes is not None:
         names = {"", *(model.name for model in models()), *(name for name, _ in loaded)}
-        parts.append(_render_responses(outcomes, names, response_texts or ModelTexts()))
+        parts.append(_render_responses(outcomes, names, texts))
     return b"".join(part if part.endswith(b"\n") or not part else part + b"\n" for part in parts)
 
 
@@ -156,7 +157,7 @@ def _render_callables(models: Iterable[MeasuredModel], texts: ModelTexts) -> byt
         totals = model.read_totals()
         facts = (model.decoupled, [(each, each.memory) for each in totals])
         wanted[model.name, model.version] = (facts, _Callables(model, totals))
-    return texts.page(wanted)
+    return texts.part("callables", wanted)
 
 
 def _render_responses(outcomes: Mapping[tuple[str, str, str], int], loaded: Set[str], texts: ModelTexts) -> bytes:
@@ -164,7 +165,10 @@ def _render_responses(outcomes: Mapping[tuple[str, str, str], int], loaded: Set[
     counts: dict[str, dict[tuple[str, str], int]] = {name: dict(none) for name in loaded}
     for (name, protocol, outcome), count in outcomes.items():
         counts.setdefault(name, {})[protocol, outcome] = count
-    return texts.page({name: (counts[name], _Responses(name, counts[name])) for name in sorted(counts)})
+    wanted: dict[Hashable, tuple[object, Collector]] = {
+        name: (counts[name], _Responses(name, counts[name])) for name in sorted(counts)
+    }
+    return texts.part("responses", wanted)
 
 
 def _families(collector: Collector) -> Mapping[bytes, bytes]:
