@@ -249,7 +249,8 @@ def test_a_caller_who_trickles_is_one_who_reads_nothing(triton: Triton, caller_o
     caller = caller_of(triton, name, COUNT)
     try:
         rows = caller.rows()
-        eventually(lambda: is_paused(name))
+        # On a busy machine, the pause may be over before it is seen: the caller took too little in its time.
+        eventually(lambda: bool(ended) or is_paused(name))
         last: dict[str, Any] = {}
         while not ended:
             last = next(rows)
