@@ -156,6 +156,7 @@ def test_without_threads_nobody_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_begins_anew(tmp_path: Path) -> None:
     arrivals, came = Arrivals(), threading.Event()
     assert arrivals.add(tmp_path / "a", came.set)
