@@ -325,8 +325,8 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
                        ? nullptr
                        : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
   if (requests == nullptr) {
-    // That it is given back is said where Python is done with it.
-    lane->current = nullptr;
+    // The block stays the lane's current one, so that dropping it says nothing: Python goes on with the packet, and says
+    // that it is given back when it is done with it.
     Clear(columns);
     Clear(raw);
     Py_DecRef(&block->head);
