@@ -38,7 +38,9 @@ def test_encode(array: np.ndarray[Any, Any], payload: bytes) -> None:
     assert encode_strings(array) == payload
 
 
-@pytest.mark.skipif(not hasattr(np, "dtypes") or not hasattr(np.dtypes, "StringDType"), reason="numpy has these strings since 2.0")
+@pytest.mark.skipif(
+    not hasattr(np, "dtypes") or not hasattr(np.dtypes, "StringDType"), reason="numpy has these strings since 2.0"
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(), max_size=12), st.integers(1, 3))
 def test_numpys_own_strings_are_sent_as_the_same_text_in_objects(elements: list[str], step: int) -> None:
