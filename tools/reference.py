@@ -35,6 +35,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "pytriton.model_config.tensor",
         "pytriton.model_config.model_config",
         "pytriton.model_config.common",
+        "pytriton.model_config.cost",
         "pytriton.model_config.triton_model_config",
         "pytriton.model_config.generator",
         "pytriton.model_config.parser",

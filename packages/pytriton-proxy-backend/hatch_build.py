@@ -112,8 +112,9 @@ LIBRARIES = (
         INPROCESS_LIBRARY_NAME,
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
-            *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/input_ranks.cc", "proxy/late_ends.cc"),
-            *("proxy/json_reader.cc", "proxy/record.cc", "proxy/response_cache.cc", "proxy/stream_pace.cc"),
+            *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/cost.cc", "proxy/input_ranks.cc"),
+            *("proxy/json_reader.cc", "proxy/late_ends.cc", "proxy/record.cc", "proxy/response_cache.cc"),
+            "proxy/stream_pace.cc",
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         (

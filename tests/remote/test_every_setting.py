@@ -348,7 +348,10 @@ CHECKS: Mapping[str, Callable[[Way], None]] = {
     )
 }  # fmt: skip
 # What follows from the model, its configuration or where it is, and nobody chooses.
-OF_THE_MODEL = {"endpoint", "batching", "decoupled", "max_waiting", "ignores_parameters", "tensors_digest", "address"}
+OF_THE_MODEL = {
+    *("endpoint", "batching", "decoupled", "max_waiting", "ignores_parameters", "tensors_digest", "address"),
+    *("cost_limit", "cost_overhead", "cost_packed", "cost_alone", "cost_alike"),
+}
 OF_PYTHON_PROXY = {"link_timeout_s": 1.0, "secret_key_file": "/key", "workers_keys_dir": "/keys", "insecure": True}
 
 

@@ -21,7 +21,7 @@ from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.decorators import batch
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
-from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
+from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.model_config.parser import ModelConfigParser
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton
@@ -70,11 +70,11 @@ class Way:
         self.server, self.url, self.kind = server, url, kind
         self._bound: list[str] = []
 
-    def bind(self, function: Any = answer, **options: Any) -> str:
+    def bind(self, function: Any = answer, tensors: Any = (X, Y), **options: Any) -> str:
         """Bind a callable under a new name; return the name."""
         name = options.pop("model_name", None) or next(names)
         served = ProcessWorker(f"{__file__}:make_{function.__name__}") if self.kind == "processes" else function
-        self.server.bind(name, served, X, Y, **options)
+        self.server.bind(name, served, *tensors, **options)
         self._bound.append(name)
         return str(name)
 
@@ -178,6 +178,20 @@ def batcher(way: Way, _: Caplog) -> None:
         assert way.ask(name, *((1, 1) if has_batches else (1,))) == 2
 
 
+def cost(way: Way, _: Caplog) -> None:
+    free = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
+    given = ModelConfig(cost=Cost("x", limit=3, outputs=["y"]))
+    if way.url is None:
+        with pytest.raises(PyTritonBadParameterError, match="not accepted in process"):
+            way.server.bind(next(names), answer, *free, config=given)
+        return
+    name = way.bind(tensors=free, config=given)
+    assert way.config(name)["input"][0]["allow_ragged_batch"]
+    assert way.ask(name, 1, 3) == 2
+    with pytest.raises(PyTritonClientError, match="a batch of this model may cost 3, and this request costs 4"):
+        way.ask(name, 1, 4)
+
+
 def response_cache(way: Way, _: Caplog) -> None:
     with contextlib.suppress(PyTritonBadParameterError, PyTritonInvalidOperationError):
         name = way.bind(config=ModelConfig(response_cache=True))
@@ -238,6 +252,7 @@ CONFIG = {
     "batching": batching,
     "max_batch_size": max_batch_size,
     "batcher": batcher,
+    "cost": cost,
     "response_cache": response_cache,
     "decoupled": decoupled,
     "model_warmup": model_warmup,

@@ -59,6 +59,7 @@ PUBLIC = {
         "PyTritonValidationError",
     },
     "pytriton.model_config": {
+        "Cost",
         "DeviceKind",
         "DynamicBatcher",
         "ModelConfig",
@@ -76,6 +77,7 @@ PUBLIC = {
         "generate_warmup_data",
         "generate_warmup_requests",
     },
+    "pytriton.model_config.cost": {"Cost"},
     "pytriton.model_config.generator": {"ModelConfigGenerator"},
     "pytriton.model_config.model_config": {"ModelConfig"},
     "pytriton.model_config.parser": {"ModelConfigParser", "parse_prototxt"},

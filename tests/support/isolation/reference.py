@@ -4,6 +4,7 @@ It is what docs/protocol.md says of the content of batches, for one batch of a m
 
     raw requests --accept--> those that Triton hands over          (what it refuses has its error)
                  --read----> each request alone, as arrays         (what cannot be read has its error)
+                 --cut-----> batches that cost no more than they may (only of a model whose requests differ in length)
                  --join----> the tensors of the batch record
                  --part----> the requests that the callable gets
                  --infer---> a result for each of them             (what it raises is the error of all)
@@ -246,6 +247,56 @@ def read_strings(payload: bytes, count: int) -> list[bytes]:
     if at != len(payload):
         raise ValueError(f"expected nothing behind its {count} strings, got {len(payload) - at} bytes")
     return elements
+
+
+# ---- batches of requests that differ in length ----------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """What a request costs by.
+
+    Attributes:
+        rows: Its rows.
+        free: The free sizes of each input that has any; 0 for those of an input that the request lacks.
+    """
+
+    rows: int
+    free: tuple[tuple[int, ...], ...]
+
+
+def cost(requests: Sequence[Sizes], *, packed: bool = False) -> int:
+    """Return what a batch costs: the elements that the free sizes of its costliest input take there."""
+    costs = [0]
+    for inputs in zip(*(request.free for request in requests), strict=True):
+        if packed:
+            costs.append(sum(request.rows * math.prod(own) for request, own in zip(requests, inputs, strict=True)))
+        else:
+            longest = [max(sizes) for sizes in zip(*inputs, strict=True)]
+            costs.append(sum(request.rows for request in requests) * math.prod(longest))
+    return max(costs)
+
+
+def cut(requests: Sequence[Sizes], limit: int, overhead: int, *, packed: bool = False) -> list[list[int]]:
+    """Return the places of the requests of each batch, in the order in which the batches are served.
+
+    Requests of about one length share a batch. Of all ways to do so, it is the one whose batches cost least in all,
+    with the overhead of each. A request that costs more than the limit is alone.
+    """
+    order = list(range(len(requests)))
+    if not packed:
+        order.sort(key=lambda place: -cost([requests[place]._replace(rows=1)]))
+    best: list[tuple[int, list[list[int]]]] = [(0, [])]
+    for stop in range(1, len(order) + 1):
+        found = []
+        for start in reversed(range(stop)):
+            batch = order[start:stop]
+            costs = cost([requests[place] for place in batch], packed=packed)
+            if len(batch) > 1 and costs > limit:
+                break
+            found.append((best[start][0] + costs + overhead, [*best[start][1], sorted(batch)]))
+        least = min(total for total, _ in found)
+        best.append([each for each in found if each[0] == least][-1])
+    return sorted(best[-1][1])
 
 
 # ---- the tensors of a record ----------------------------------------------------------------------------------------

@@ -392,6 +392,126 @@ std::unique_ptr<Batch> Batch::SplitOff(uint64_t id) {
   return part;
 }
 
+namespace {
+
+// The sizes of the free dimensions of a request, whose inputs are those of a batch that was collected last; 0 of inputs
+// that it lacks.
+std::vector<uint64_t> FreeSizes(uint32_t request, const std::vector<const InputForm*>& forms) {
+  std::vector<uint64_t> sizes;
+  for (const InputForm* form : forms) {
+    const InputView* found = nullptr;
+    for (size_t i = inputs.begin[request]; i < inputs.begin[request + 1]; ++i) {
+      if (inputs.views[i].name == form->name) found = &inputs.views[i];
+    }
+    for (const uint32_t axis : form->free) {
+      // `HasItsForm` has seen that an input has the dimensions of the model's, and none is negative.
+      sizes.push_back(found == nullptr ? 0 : static_cast<uint64_t>(found->dims[axis]));
+    }
+  }
+  return sizes;
+}
+
+// What is wrong where inputs have to have the same free dimensions within a request; empty where nothing is. `alike` has
+// a bit for each input of the model.
+std::string WrongLengths(uint32_t request, uint64_t alike, const std::vector<InputForm>& forms) {
+  const InputView* first = nullptr;
+  const InputForm* first_form = nullptr;
+  for (size_t place = 0; place < forms.size() && place < 64; ++place) {
+    if ((alike >> place & 1) == 0) continue;
+    const InputForm& form = forms[place];
+    for (size_t i = inputs.begin[request]; i < inputs.begin[request + 1]; ++i) {
+      const InputView& view = inputs.views[i];
+      if (view.name != form.name) continue;
+      if (first == nullptr) {
+        first = &view;
+        first_form = &form;
+        continue;
+      }
+      for (size_t axis = 0; axis < form.free.size() && axis < first_form->free.size(); ++axis) {
+        const int64_t expected = first->dims[first_form->free[axis]];
+        const int64_t size = view.dims[form.free[axis]];
+        if (size == expected) continue;
+        return InputName(view) + " has the size " + std::to_string(size) + " where " + InputName(*first) + " has " +
+               std::to_string(expected) + ": in each request, both have the same free dimensions";
+      }
+    }
+  }
+  return "";
+}
+
+// The costliest input of a request, as an error names it: "input 'text' with 2 rows of 9000".
+std::string DescribeCostliest(uint32_t rows, const std::vector<uint64_t>& sizes, const std::vector<const InputForm*>& forms) {
+  std::string costliest;
+  uint64_t most = 0;
+  auto size = sizes.begin();
+  for (const InputForm* form : forms) {
+    uint64_t product = 1;
+    std::string listed;
+    for (size_t axis = 0; axis < form->free.size(); ++axis, ++size) {
+      if (__builtin_mul_overflow(product, *size, &product)) product = UINT64_MAX;
+      listed += (axis == 0 ? "" : " x ") + std::to_string(*size);
+    }
+    if (product < most) continue;
+    most = product;
+    costliest = "input '" + form->name + "' with " + std::to_string(rows) + (rows == 1 ? " row of " : " rows of ") + listed;
+  }
+  return costliest;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
+    const Settings& settings, BatchSource* scratch, const std::function<uint64_t()>& next_id) {
+  std::vector<std::unique_ptr<Batch>> parts;
+  Collect(scratch);
+  std::vector<const InputForm*> forms;
+  std::vector<uint32_t> axes;
+  for (const InputForm& form : ranks->forms()) {
+    if (form.free.empty()) continue;
+    forms.push_back(&form);
+    axes.push_back(static_cast<uint32_t>(form.free.size()));
+  }
+  CostCut cut(settings, axes);
+  bool all = true;
+  for (uint32_t r = 0; r < size(); ++r) {
+    Item& item = items_[r];
+    const std::string wrong = WrongLengths(r, settings.cost_alike, ranks->forms());
+    if (!wrong.empty()) {
+      RefuseOne(item, TRITONSERVER_ERROR_INVALID_ARG, wrong);
+      all = false;
+      continue;
+    }
+    auto sizes = FreeSizes(r, forms);
+    const uint64_t cost = cut.CostOf(item.rows, sizes);
+    if (cost > settings.cost_limit && !settings.cost_alone) {
+      RefuseOne(item, TRITONSERVER_ERROR_INVALID_ARG,
+                "a batch of this model may cost " + std::to_string(settings.cost_limit) + ", and this request costs " +
+                    std::to_string(cost) + " by itself: " + DescribeCostliest(item.rows, sizes, forms) +
+                    ". Send fewer rows, or shorter ones");
+      all = false;
+      continue;
+    }
+    cut.Add(item.rows, std::move(sizes));
+  }
+  if (!all) DropRefused();
+  if (finished()) return parts;
+  const auto batches = cut.Cut();
+  // All memory is taken before the first request changes its batch.
+  for (size_t i = 0; i + 1 < batches.size(); ++i) {
+    parts.emplace_back(new Batch(next_id(), *this))->items_.reserve(batches[i].size());
+  }
+  std::vector<Item> rest;
+  rest.reserve(batches.back().size());
+  for (size_t i = 0; i < batches.size(); ++i) {
+    auto& target = i < parts.size() ? parts[i]->items_ : rest;
+    for (const uint32_t place : batches[i]) target.push_back(std::move(items_[place]));
+    if (i < parts.size()) parts[i]->open_ = parts[i]->size();
+  }
+  items_.swap(rest);
+  open_ = size();
+  return parts;
+}
+
 std::unique_ptr<Question> Batch::QuestionOf(const BatchSource& source) const {
   const RequestSource& request = source.requests.back();
   // What belongs to a sequence depends on what came before.

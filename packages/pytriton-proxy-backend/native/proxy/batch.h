@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "arena.h"
+#include "cost.h"
 #include "input_ranks.h"
 #include "late_ends.h"
 #include "record.h"
 #include "response_cache.h"
+#include "settings.h"
 #include "stream_pace.h"
 #include "triton_api.h"
 
@@ -58,6 +60,12 @@ class Batch {
   // Takes the first half of its requests into a batch of their own, of one that no worker can have as a whole. Null where
   // it is a single request. Not for a batch that was sent.
   std::unique_ptr<Batch> SplitOff(uint64_t id);
+  // Cuts a batch of requests of different shapes into such as cost no more than the settings allow, which are to be served
+  // in the order that is returned; the last of them keeps this batch's place: it is what is left of it. A request that
+  // costs more by itself is alone, or refused where the settings say so. Finished where nothing is left. Not for a batch
+  // that was sent.
+  std::vector<std::unique_ptr<Batch>> CutByCost(
+      const Settings& settings, BatchSource* scratch, const std::function<uint64_t()>& next_id);
   // It is the worker's from now on. Returns the time that it noted.
   uint64_t MarkSent();
 

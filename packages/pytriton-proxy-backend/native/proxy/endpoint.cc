@@ -563,6 +563,16 @@ bool Endpoint::SetAside(std::unique_ptr<Batch>* batch) {
   return true;
 }
 
+void Endpoint::Line(std::vector<std::unique_ptr<Batch>>* parts) {
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  for (auto& part : *parts) {
+    waiting_requests_ += part->size();
+    const uint64_t came_ns = part->started_ns();
+    waiting_.push_back({std::move(part), came_ns});
+  }
+  has_orphans_ = true;
+}
+
 bool Endpoint::TakeOrphan(Orphan* orphan) {
   std::lock_guard<std::mutex> lock(lost_mutex_);
   has_orphans_ = !orphans_.empty() || !waiting_.empty();
@@ -682,6 +692,12 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     batch->cache = cache_.get();
     batch->Collect(&scratch);
     if (batch->finished()) return;
+  }
+  if (settings_.cost_limit != 0) {
+    // The last part goes the way of every batch; those before it are served first.
+    auto parts = batch->CutByCost(settings_, &scratch, [this] { return NextBatchId(); });
+    if (batch->finished()) return;
+    if (!parts.empty()) Line(&parts);
   }
   executed_.fetch_add(1, std::memory_order_relaxed);
   const bool lone = batch->size() == 1 && batch->started_ns() > returned_ns_ + kPauseNs;

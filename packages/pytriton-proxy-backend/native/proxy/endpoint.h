@@ -81,6 +81,8 @@ class Endpoint : private ConnectionOwner {
   bool TakeOrphan(Orphan* orphan);
   // Makes a batch for which there is no worker an orphan. False where no more of them may wait.
   bool SetAside(std::unique_ptr<Batch>* batch);
+  // Lets the parts of a batch wait for workers in their order, behind what waits already.
+  void Line(std::vector<std::unique_ptr<Batch>>* parts);
   // Answers the orphans that have waited as long as they may.
   void GiveUpOrphans();
   void Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const;

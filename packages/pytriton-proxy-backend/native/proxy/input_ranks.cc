@@ -1,6 +1,7 @@
 #include "input_ranks.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "json_reader.h"
 
@@ -8,31 +9,33 @@ namespace pytriton {
 
 namespace {
 
-uint32_t CountElements(std::string_view array) {
-  uint32_t count = 0;
-  JsonReader(array).Array([&](std::string_view) { ++count; });
-  return count;
-}
-
-// The name of an input and its dimensions, of its part of the configuration.
-std::pair<std::string, uint32_t> RankOf(std::string_view input) {
-  std::string name;
-  JsonReader(JsonMember(input, "name")).String(&name);
+// The form of an input, of its part of the configuration; without a batch axis.
+InputForm FormOf(std::string_view input) {
+  InputForm form{};
+  JsonReader(JsonMember(input, "name")).String(&form.name);
   // What the backend gets, in place of what callers send.
   const std::string_view reshaped = JsonMember(JsonMember(input, "reshape"), "shape");
-  return {name, CountElements(reshaped.empty() ? JsonMember(input, "dims") : reshaped)};
+  JsonReader(reshaped.empty() ? JsonMember(input, "dims") : reshaped).Array([&form](std::string_view dim) {
+    // JSON of protobuf may have numbers of 64 bits as texts.
+    if (dim.substr(0, 1) == "-" || dim.substr(0, 2) == "\"-") form.free.push_back(form.rank);
+    ++form.rank;
+  });
+  return form;
 }
 
 }  // namespace
 
 void InputRanks::Read(std::string_view configuration) {
-  ranks_.clear();
+  forms_.clear();
   JsonReader(JsonMember(configuration, "input")).Array([this](std::string_view input) {
-    ranks_.push_back(RankOf(input));
+    forms_.push_back(FormOf(input));
   });
   const std::string max_batch_size(JsonMember(configuration, "max_batch_size"));
   if (std::strtoll(max_batch_size.c_str(), nullptr, 10) <= 0) return;
-  for (auto& rank : ranks_) ++rank.second;
+  for (auto& form : forms_) {
+    ++form.rank;
+    for (auto& axis : form.free) ++axis;
+  }
 }
 
 }  // namespace pytriton

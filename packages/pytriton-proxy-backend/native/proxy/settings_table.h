@@ -36,6 +36,16 @@ struct Settings {
   uint64_t stream_stall_timeout_ms = 60000u;
   // whether no worker reads the parameters of requests, so that a name in a request to `generate` that is no input is a mistake
   bool ignores_parameters = false;
+  // what a batch may cost, where requests of different shapes share one: the elements that the free dimensions of its costliest input take, padded or packed; 0: the shapes of a batch are equal, and nothing is counted
+  uint64_t cost_limit = 0u;
+  // what each batch costs by itself, against padding; 0: a 32nd of `cost_limit`
+  uint64_t cost_overhead = 0u;
+  // whether inputs are packed, so that the sizes of rows are added up, and not padded
+  bool cost_packed = false;
+  // whether a request that costs more than `cost_limit` is served alone, and not refused
+  bool cost_alone = false;
+  // which inputs have the same free dimensions within each request, which is refused otherwise: a bit for each input in the order of the model's configuration
+  uint64_t cost_alike = 0u;
   // digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused
   std::string tensors_digest;
 };
@@ -72,6 +82,9 @@ constexpr NumberSetting kNumberSettings[] = {
     {"cache_bytes", &Settings::cache_bytes, 0u, 18446744073709551615u, "a whole number"},
     {"stream_backlog_bytes", &Settings::stream_backlog_bytes, 0u, 18446744073709551615u, "a whole number"},
     {"stream_stall_timeout_ms", &Settings::stream_stall_timeout_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
+    {"cost_limit", &Settings::cost_limit, 0u, 18446744073709551615u, "a whole number"},
+    {"cost_overhead", &Settings::cost_overhead, 0u, 18446744073709551615u, "a whole number"},
+    {"cost_alike", &Settings::cost_alike, 0u, 18446744073709551615u, "a whole number"},
 };
 
 constexpr SwitchSetting kSwitchSettings[] = {
@@ -79,6 +92,8 @@ constexpr SwitchSetting kSwitchSettings[] = {
     {"batching", &Settings::batching},
     {"decoupled", &Settings::decoupled},
     {"ignores_parameters", &Settings::ignores_parameters},
+    {"cost_packed", &Settings::cost_packed},
+    {"cost_alone", &Settings::cost_alone},
 };
 
 constexpr TextSetting kTextSettings[] = {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -39,6 +40,7 @@ struct TRITONBACKEND_Request {
   std::vector<std::string> outputs;
   // What the batch should make of it.
   bool is_good = true;
+  bool is_costly = false;
 };
 
 struct TRITONBACKEND_Output {
@@ -405,6 +407,87 @@ void Round(Random& random, const InputRanks& ranks) {
   CHECK(in_flight == 0 && errors == 0);
 }
 
+// ---- batches by cost -------------------------------------------------------------------------------------------------
+
+uint64_t CostOf(const std::vector<TRITONBACKEND_Request*>& requests) {
+  uint64_t rows = 0;
+  std::map<std::string, uint64_t> longest;
+  for (const auto* request : requests) {
+    rows += static_cast<uint64_t>(request->inputs[0].dims[0]);
+    for (const auto& input : request->inputs) {
+      longest[input.name] = std::max(longest[input.name], static_cast<uint64_t>(input.dims[1]));
+    }
+  }
+  uint64_t most = 0;
+  for (const auto& input : longest) most = std::max(most, rows * input.second);
+  return most;
+}
+
+// Whatever requests say, each is in one batch, with its own bytes, and no batch costs more than it may.
+void CostRound(Random& random, const InputRanks& ranks) {
+  const Requests requests = MakeRequests(random);
+  Settings settings;
+  settings.cost_limit = 1 + Draw(random, 8);
+  settings.cost_overhead = Draw(random, 4);
+  settings.cost_alone = Draw(random, 2) == 0;
+  std::map<TRITONBACKEND_Request*, int> served;
+  for (const auto& request : requests) {
+    request->is_costly = request->is_good && CostOf({request.get()}) > settings.cost_limit && !settings.cost_alone;
+    request->is_good = request->is_good && !request->is_costly;
+  }
+  uint64_t ids = 8;
+  {
+    auto batch = MakeBatch(requests, &ranks, Draw(random, 2) == 0);
+    BatchSource source;
+    auto parts = batch->CutByCost(settings, &source, [&ids] { return ids++; });
+    if (!batch->finished()) parts.push_back(std::move(batch));
+    for (auto& part : parts) {
+      std::vector<TRITONBACKEND_Request*> inside;
+      const std::vector<uint8_t> record = Write(part.get());
+      if (part->finished()) continue;
+      for (uint32_t i = 0; i < part->size(); ++i) inside.push_back(part->request(i));
+      for (auto* request : inside) ++served[request];
+      CHECK(inside.size() == 1 || CostOf(inside) <= settings.cost_limit);
+      CHECK(settings.cost_alone || CostOf(inside) <= settings.cost_limit);
+      // The record has the number of its batch, which `CheckRecord` does not look at.
+      CheckRecord(record, inside);
+    }
+    for (const auto& request : requests) {
+      CHECK(served[request.get()] == (request->is_good ? 1 : 0));
+      CHECK(request->answers == (request->is_good ? 0 : 1) && request->released == request->answers);
+      if (request->is_costly) CHECK(request->error.find("a batch of this model may cost ") == 0);
+      if (!request->is_good) CHECK(request->code == TRITONSERVER_ERROR_INVALID_ARG);
+    }
+  }
+  for (const auto& request : requests) CHECK(request->answers == 1 && request->released == 1);
+  CHECK(in_flight == 0 && errors == 0);
+}
+
+// An input in which a request differs from the other one that has to be as long is the mistake of that request.
+void TestInputsThatAreAlike(const InputRanks& ranks) {
+  Requests requests;
+  for (const int64_t other : {3, 4, 3}) {
+    requests.push_back(std::make_unique<TRITONBACKEND_Request>());
+    requests.back()->id = "r";
+    for (const auto& [name, size] : {std::pair<const char*, int64_t>{"x2", 3}, {"x6", other}}) {
+      const auto dtype = static_cast<uint32_t>(name[1] - '0');
+      requests.back()->inputs.push_back(
+          {name, dtype, {1, size}, static_cast<uint64_t>(size), {std::string(static_cast<size_t>(size), 'a')}});
+    }
+  }
+  Settings settings;
+  settings.cost_limit = 100;
+  settings.cost_alike = 1u << 1 | 1u << 5;
+  {
+    auto batch = MakeBatch(requests, &ranks, false);
+    BatchSource source;
+    CHECK(batch->CutByCost(settings, &source, [] { return uint64_t{9}; }).empty());
+    CHECK(batch->size() == 2 && batch->request(0) == requests[0].get() && batch->request(1) == requests[2].get());
+    CHECK(requests[1]->error.find("input 'x6' has the size 4 where input 'x2' has 3: ") == 0);
+    CHECK(requests[0]->answers == 0 && requests[2]->answers == 0);
+  }
+}
+
 // ---- memory that others write to -------------------------------------------------------------------------------------
 
 TRITONBACKEND_Input Text(const std::string& payload) {
@@ -521,6 +604,9 @@ void TestRanks() {
       R"({"dims": [ ],"name":"scalar"}, {"name":"a\"b]","dims":[1,[2],"}"]}],"output":[{"name":"y","dims":[1]}]})");
   CHECK(ranks.Find("text") == 2 && ranks.Find("words") == 4 && ranks.Find("scalar") == 1);
   CHECK(ranks.Find("a\"b]") == 4 && ranks.Find("no") == 0 && ranks.Find("y") == 0);
+  InputRanks free;
+  free.Read(R"({"input":[{"name":"x","dims":[2,"-1",-1]},{"name":"z","dims":["1"]}],"max_batch_size":1})");
+  CHECK(free.forms()[0].free == std::vector<uint32_t>({2, 3}) && free.forms()[1].free.empty());
   // Whatever it is, it ends.
   const std::string text = R"({"input":[{"name":"x","dims":[1,"\"",{"a":[]}]}],"max_batch_size":2})";
   for (size_t length = 0; length <= text.size(); ++length) ranks.Read(text.substr(0, length));
@@ -546,5 +632,9 @@ int main(int count, char** arguments) {
   ranks.Read(configuration + "}");
   Random random(std::stoull(arguments[1]));
   const uint64_t rounds = std::stoull(arguments[2]);
-  for (uint64_t i = 0; i < rounds; ++i) Round(random, ranks);
+  TestInputsThatAreAlike(ranks);
+  for (uint64_t i = 0; i < rounds; ++i) {
+    Round(random, ranks);
+    CostRound(random, ranks);
+  }
 }

@@ -37,5 +37,9 @@ uint64_t Batch::MarkSent() { return active_ns_ = sent_ns_ = NowNs(); }
 void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
 
 std::unique_ptr<Batch> Batch::SplitOff(uint64_t) { return nullptr; }
+std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
+    const Settings&, BatchSource*, const std::function<uint64_t()>&) {
+  return {};
+}
 
 }  // namespace pytriton

@@ -3,7 +3,9 @@
 On this machine, and on aarch64 in an emulator.
 """
 
+import itertools
 import os
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytriton.proxy_backend.system.escapes import escaped
+from support.isolation.reference import Sizes, cost, cut
 
 # Longer where somebody looks for more: PYTRITON_FUZZ_S=600 pytest -k fuzz
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
@@ -24,7 +27,7 @@ CALLS_SOURCES = [
     *(f"calls/{name}.cc" for name in ("caller", "inference", "metrics", "models")),
 ]
 BATCH_SOURCES = [
-    *("batch.cc", "arena.cc", "input_ranks.cc", "json_reader.cc", "late_ends.cc", "record.cc"),
+    *("batch.cc", "arena.cc", "cost.cc", "input_ranks.cc", "json_reader.cc", "late_ends.cc", "record.cc"),
     *("response_cache.cc", "stream_pace.cc"),
 ]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
@@ -61,6 +64,51 @@ def test_unit(name: str, compile_native: Callable[..., Path], run_program: Calla
 
 def test_each_request_is_read_alone(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("isolation.cc", BATCH_SOURCES, "memory"), FUZZ_SEED, 20_000)
+
+
+def test_batches_by_cost(compile_native: Callable[..., Path], run_program: Callable[..., str], tmp_path: Path) -> None:
+    """What is cut is what the reference of the protocol says, and a limit is never exceeded."""
+    chance = random.Random(FUZZ_SEED)
+    cases = [_costs(chance, number % 40) for number in range(600)]
+    path = tmp_path / "cases"
+    path.write_text("".join(f"{_case_text(case)}\n" for case in cases))
+    lines = run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).splitlines()
+    for (limit, overhead, packed, _, requests), line in zip(cases, lines, strict=True):
+        found = [[int(place) for place in batch.split()] for batch in line.split(";")[:-1]]
+        assert found == cut(requests, limit, overhead, packed=packed)
+        assert sorted(itertools.chain(*found)) == list(range(len(requests)))
+        for batch in found:
+            together = [requests[place] for place in batch]
+            assert len(batch) == 1 or cost(together, packed=packed) <= limit
+
+
+def test_sizes_that_no_number_holds_cost_more_than_any_limit(
+    compile_native: Callable[..., Path], run_program: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "cases"
+    path.write_text(f"{1 << 62} 1 0 1 2 3  1 {1 << 40} {1 << 40}  4294967295 {1 << 63} 3  1 1 1\n")
+    assert run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).split() == ["0", ";", "1", ";", "2", ";"]
+
+
+def _costs(chance: random.Random, count: int) -> tuple[int, int, bool, list[int], list[Sizes]]:
+    axes = [chance.choice((1, 1, 2)) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
+    longest = chance.choice((3, 30, 600))
+    requests = [
+        Sizes(
+            chance.choice((1, 1, 1, 2, 5)),
+            tuple(tuple(chance.randrange(longest) for _ in range(size)) for size in axes),
+        )
+        for _ in range(count)
+    ]
+    return chance.choice((1, 50, 2000, 40_000)), chance.choice((1, 20, 500)), chance.random() < 0.25, axes, requests
+
+
+def _case_text(case: tuple[int, int, bool, list[int], list[Sizes]]) -> str:
+    limit, overhead, packed, axes, requests = case
+    numbers = [limit, overhead, int(packed), len(axes), *axes, len(requests)]
+    for request in requests:
+        numbers += [request.rows, *itertools.chain(*request.free)]
+    return " ".join(map(str, numbers))
 
 
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
@@ -105,7 +153,7 @@ def test_calls_with_every_type_of_input(compile_native: Callable[..., Path], run
 def test_batches_where_any_function_of_triton_fails(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    sources = ["batch.cc", "record.cc", "late_ends.cc", "response_cache.cc", "stream_pace.cc"]
+    sources = ["batch.cc", "cost.cc", "record.cc", "late_ends.cc", "response_cache.cc", "stream_pace.cc"]
     run_program(compile_native("batch.cc", sources, "memory"))
 
 

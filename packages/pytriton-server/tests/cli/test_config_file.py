@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytriton.cli.config_file import ConfigFile, ConfigFileError, read_config
-from pytriton.model_config import ModelConfig
+from pytriton.model_config import Cost, ModelConfig
 from pytriton.model_config.common import TimeoutAction
 from pytriton.model_config.warmup import ModelWarmup, WarmupInput
 
@@ -115,6 +115,24 @@ def test_values_that_break_a_rule_of_the_model(tmp_path: Path) -> None:
         file.configure("plain", ModelConfig(batching=False))
     with pytest.raises(ConfigFileError, match=r"models\.net: expected one of the models plain; got 'net'"):
         file.check_models(["plain"])
+
+
+def test_what_a_batch_may_cost(tmp_path: Path) -> None:
+    """The file changes what it names; the rest is what the function says."""
+    file = read(tmp_path, "[models.net.cost]\nlimit = 64\n\n[models.whole.cost]\ninputs = ['x', 'y']\nlimit = 3\n")
+    own = ModelConfig(cost=Cost("x", 8192, mask="mask", outputs=["y"]))
+    assert file.configure("net", own).cost == Cost("x", 64, mask="mask", outputs=["y"])
+    assert file.configure("whole", ModelConfig()).cost == Cost(["x", "y"], 3)
+    with pytest.raises(ConfigFileError, match=r"models\.net\.cost: expected a table with inputs, limit"):
+        file.configure("net", ModelConfig())
+    for text, problem in (
+        ("cost.limt = 3", "models.net.cost.limt: expected a known key, such as limit"),
+        ("cost = 3", "models.net.cost: expected a table; got 3"),
+    ):
+        with pytest.raises(ConfigFileError, match=problem):
+            read(tmp_path, f"[models.net]\n{text}\n")
+    with pytest.raises(ConfigFileError, match=r"Cost\.limit=0 is not accepted"):
+        read(tmp_path, "[models.net.cost]\nlimit = 0\n").configure("net", own)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

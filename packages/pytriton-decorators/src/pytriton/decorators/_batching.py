@@ -10,12 +10,14 @@ from typing import Any, overload
 
 import numpy as np
 
+from pytriton.decorators._calls.context import find_model_config
 from pytriton.decorators._calls.execution import Plan, SingleCall, combine
 from pytriton.decorators._calls.inputs import get_all_arrays, get_arrays, make_batch_error, require_requests
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, PendingScope, Scope, make_scope
 from pytriton.decorators._calls.types import InferCallable, InferenceResults
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, requests_signature
+from pytriton.decorators._ragged import RaggedBatch
 from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request, to_arrays
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
@@ -38,6 +40,8 @@ def batch(infer_func: Any) -> Any:
     The callable is called once with keyword arguments, arrays `(rows, *tensor.shape)` by input name, and returns a
     mapping of arrays `(rows, *tensor.shape)` by output name, or a list or tuple of them in the order of the model's
     outputs. Each request gets its rows of every output, as a view. A generator does so with every step.
+
+    Of a model with a `Cost`, requests differ in length: inputs are padded or packed, as it says, and outputs cut back.
 
     Works on functions, methods, callable objects and `functools.partial`, be they ordinary, `async def` or generators
     of either kind; the decorated callable is of the same kind. For a single request, and where the server has laid the
@@ -101,6 +105,12 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     # A server that holds each input as one array returns these without making the inputs of every request.
     gather = getattr(requests[0], "__pytriton_batch__", None)
     gathered = None if gather is None else gather(requests)
+    config = find_model_config(wrapped, instance)
+    if config is not None and config.cost is not None:
+        whole = gathered if gathered is not None and gathered[0] else None
+        ragged = RaggedBatch(config, () if whole else get_all_arrays(requests), whole)
+        scope = Scope(requests, ragged.sizes)
+        return leading, {**kwargs, **ragged.inputs}, scope, _ragged_finisher(ragged, wrapped, instance)
     if gathered is not None and gathered[0]:
         inputs, sizes = gathered
     else:
@@ -108,6 +118,13 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     if kwargs:
         inputs = {**kwargs, **inputs}
     return leading, inputs, Scope(requests, sizes), _finisher(sizes, wrapped, instance)
+
+
+def _ragged_finisher(ragged: RaggedBatch, wrapped: Any, instance: Any) -> Callable[[list[Any]], InferenceResults]:
+    def finish(results: list[Any]) -> InferenceResults:
+        return ragged.split(convert_output(results[0], wrapped, instance))
+
+    return finish
 
 
 def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[Any]], InferenceResults]:

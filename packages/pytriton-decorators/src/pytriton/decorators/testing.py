@@ -169,8 +169,10 @@ class Harness:
                 rule="a callable",
             )
         settings = ModelConfig() if config is None else config
-        settings.validate()
         named_inputs, named_outputs = _named(inputs, "INPUT"), _named(outputs, "OUTPUT")
+        settings.validate()
+        if settings.cost is not None:
+            settings.cost.validate(named_inputs, named_outputs)
         self.model_config = TritonModelConfig(
             model_name="model" if model_name is None else model_name,
             max_batch_size=settings.max_batch_size,
@@ -180,6 +182,7 @@ class Harness:
             inputs=named_inputs,
             outputs=named_outputs,
             model_warmup=settings.model_warmup,
+            cost=settings.cost,
         )
         """What `get_model_config` gives within the callable."""
         check_callable(infer_func, self.model_config)

@@ -48,7 +48,7 @@ class ModelConfigGenerator:
             "backend": config.backend,
             "max_batch_size": int(config.max_batch_size) if config.batching else 0,
             "version_policy": {"all": {}},
-            "input": [_tensor(spec) for spec in config.inputs or ()],
+            "input": [_tensor(spec, is_ragged=config.cost is not None) for spec in config.inputs or ()],
             "output": [_tensor(spec) for spec in config.outputs or ()],
             "instance_group": [
                 {**({} if count is None else {"count": int(count)}), "kind": kind.value}
@@ -116,8 +116,13 @@ def _validate(config: TritonModelConfig) -> None:
         )
 
 
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    result = {"name": spec.name, "dims": _integers(spec.shape), "data_type": config_name(spec.dtype)}
+def _tensor(spec: TensorSpec, *, is_ragged: bool = False) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "name": spec.name, "dims": _integers(spec.shape), "data_type": config_name(spec.dtype)
+    }  # fmt: skip
+    if is_ragged and -1 in spec.shape:
+        # Triton joins requests in which it differs.
+        result["allow_ragged_batch"] = True
     return {**result, "optional": True} if spec.optional else result
 
 

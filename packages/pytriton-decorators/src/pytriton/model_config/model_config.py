@@ -1,6 +1,6 @@
 """The configuration of a model, as the user gives it to `Triton.bind`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytriton.model_config._checks import (
@@ -13,6 +13,7 @@ from pytriton.model_config._checks import (
     parameter_error,
 )
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup
+from pytriton.model_config.cost import Cost
 from pytriton.model_config.warmup import TensorLike
 
 __all__ = ["ModelConfig"]
@@ -72,6 +73,10 @@ class ModelConfig:
     """Entries of `parameters` in Triton's configuration of the model, by name. Everybody who asks the server for the
     configuration sees them: `chat_template` is what the OpenAI endpoints make prompts with."""
 
+    cost: Cost | None = None
+    """What a batch may cost where requests differ in length: those of different shapes join a batch then. None joins
+    requests of equal shapes only, as many as `max_batch_size` says."""
+
     def validate(self, inputs: "Iterable[TensorLike] | None" = None) -> None:
         """Check the present values, also against each other.
 
@@ -111,14 +116,27 @@ class ModelConfig:
         pairs = self.parameters.items() if isinstance(self.parameters, Mapping) else [(None, None)]
         if not all(isinstance(name, str) and name and isinstance(value, str) for name, value in pairs):
             raise parameter_error("ModelConfig.parameters", self.parameters, "a mapping of names to texts")
-        self._validate_warmup(inputs)
+        specs = None if inputs is None else list(inputs)
+        self._validate_cost(specs)
+        self._validate_warmup(specs)
 
-    def _validate_warmup(self, inputs: "Iterable[TensorLike] | None") -> None:
+    def _validate_cost(self, inputs: "Sequence[TensorLike] | None") -> None:
+        name, cost = "ModelConfig.cost", self.cost
+        if cost is None:
+            return
+        if not isinstance(cost, Cost):
+            raise parameter_error(name, cost, "a Cost, or None")
+        if not self.batching or self.batcher is None:
+            raise parameter_error(name, cost, "None for a model without batching, or without a batcher")
+        if self.decoupled:
+            raise parameter_error(name, cost, "None for a decoupled model")
+        cost.validate(inputs)
+
+    def _validate_warmup(self, specs: "Sequence[TensorLike] | None") -> None:
         name = "ModelConfig.model_warmup"
         warmups = self.model_warmup
         if warmups is not None and not is_list(warmups):
             raise parameter_error(name, warmups, "a list of ModelWarmup, or None")
-        specs = None if inputs is None else list(inputs)
         for index, warmup in enumerate(warmups or ()):
             if not isinstance(warmup, ModelWarmup):
                 raise parameter_error(f"{name}[{index}]", warmup, "a ModelWarmup")

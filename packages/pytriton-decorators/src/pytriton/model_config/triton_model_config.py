@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton.model_config.common import DeviceKind, DynamicBatcher, ModelWarmup
+from pytriton.model_config.cost import Cost
 from pytriton.model_config.dtypes import canonical_type
 
 __all__ = ["ResponseCache", "TensorSpec", "TritonModelConfig"]
@@ -56,6 +57,8 @@ class TritonModelConfig:
     outputs: Sequence[TensorSpec] | None = None
     response_cache: ResponseCache | None = None
     model_warmup: list[ModelWarmup] | None = None
+    cost: Cost | None = None
+    """What a batch may cost where requests of different shapes share one."""
 
     @property
     def backend(self) -> str:

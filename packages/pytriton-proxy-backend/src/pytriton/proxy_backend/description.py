@@ -43,6 +43,8 @@ def render_description(model: ModelSpec) -> str:
     fields["outputs"] = [_tensor_fields(tensor) for tensor in model.outputs]
     for name in ("batching", "max_batch_size", "decoupled", "strict", "send_tracebacks"):
         fields[name] = getattr(model, name)
+    if model.cost is not None:
+        fields["cost"] = model.cost
     return json.dumps(fields, indent=1) + "\n"
 
 
@@ -72,6 +74,7 @@ def parse_description(text: str, where: str = "the description") -> ModelSpec:
         decoupled=reader.get("decoupled", bool, False),
         strict=reader.get("strict", bool, False),
         send_tracebacks=reader.get("send_tracebacks", bool, False),
+        cost=reader.get("cost", dict) if "cost" in fields else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class ModelSpec:
         decoupled: Whether a request may get any number of responses.
         strict: Whether outputs must have the declared names, dtypes and shapes; else they are cast where possible.
         send_tracebacks: Whether callers get the traceback of what the callable raises; the log has it in any case.
+        cost: What a batch may cost where requests of different shapes share one: the fields of
+            `pytriton.model_config.Cost`, by which the decorators pad or pack; `None` where shapes are equal.
     """
 
     name: str
@@ -63,6 +66,7 @@ class ModelSpec:
     decoupled: bool = False
     strict: bool = False
     send_tracebacks: bool = False
+    cost: Mapping[str, Any] | None = None
 
     @property
     def tensors_digest(self) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from .errors import DescriptionError
-from .model import check_endpoint
+from .model import ModelSpec, check_endpoint
 from .wire.settings import LONGEST_S, ServingSettings, Setting, SettingField, setting_fields
 
 SIDE_FILE_NAME = "pytriton.conf"
@@ -34,6 +34,7 @@ class ProxySettings(ServingSettings):
     _SPARSE: ClassVar[tuple[str, ...]] = (
         *("max_waiting", "cache_bytes", "ignores_parameters", "tensors_digest"),
         *("stream_backlog_bytes", "stream_stall_timeout_s"),
+        *("cost_limit", "cost_overhead", "cost_packed", "cost_alone", "cost_alike"),
     )
 
     endpoint: Annotated[Path, Setting("path of the unix socket that the proxy will listen on, at most 107 bytes")]
@@ -80,6 +81,30 @@ class ProxySettings(ServingSettings):
             "input is a mistake"
         ),
     ] = False
+    cost_limit: Annotated[
+        int,
+        Setting(
+            "what a batch may cost, where requests of different shapes share one: the elements that the free "
+            "dimensions of its costliest input take, padded or packed; 0: the shapes of a batch are equal, and nothing "
+            "is counted"
+        ),
+    ] = 0
+    cost_overhead: Annotated[
+        int, Setting("what each batch costs by itself, against padding; 0: a 32nd of `cost_limit`")
+    ] = 0
+    cost_packed: Annotated[
+        bool, Setting("whether inputs are packed, so that the sizes of rows are added up, and not padded")
+    ] = False
+    cost_alone: Annotated[
+        bool, Setting("whether a request that costs more than `cost_limit` is served alone, and not refused")
+    ] = False
+    cost_alike: Annotated[
+        int,
+        Setting(
+            "which inputs have the same free dimensions within each request, which is refused otherwise: a bit for "
+            "each input in the order of the model's configuration"
+        ),
+    ] = 0
     tensors_digest: Annotated[
         str,
         Setting("digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused"),
@@ -97,6 +122,21 @@ class ProxySettings(ServingSettings):
             if (value != field.default or field.name not in self._SPARSE) and (only is None or field.name in only):
                 lines.append(f"{field.key} = {field.to_conf(value)}")
         return "\n".join([*lines, ""])
+
+
+def cost_settings(model: ModelSpec) -> dict[str, Any]:
+    """Return the settings that say what a batch of a model may cost; none where that is not counted."""
+    cost = model.cost
+    if cost is None:
+        return {}
+    alike = (cost["inputs"],) if isinstance(cost["inputs"], str) else cost["inputs"]
+    return {
+        "cost_limit": cost["limit"],
+        "cost_overhead": cost["overhead"] or 0,
+        "cost_packed": cost["layout"] == "packed",
+        "cost_alone": cost["oversize"] == "alone",
+        "cost_alike": sum(1 << place for place, tensor in enumerate(model.inputs) if tensor.name in alike),
+    }
 
 
 def parameter_fields() -> tuple[SettingField, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytriton.exceptions import PyTritonError
-from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, TimeoutAction
+from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, QueuePolicy, TimeoutAction
 from pytriton.model_config.warmup import ModelWarmup, WarmupInput
 from pytriton.server.settings.config import TritonConfig
 
@@ -54,6 +54,12 @@ class ConfigFile:
         if "max_batch_size" in fields and not config.batching:
             _refuse(self.path, f"{key}.max_batch_size", "none for a model that takes one sample at a time: give it "
                     "@model(max_batch_size=...) first", fields["max_batch_size"])  # fmt: skip
+        if "cost" in fields:
+            # What the function says of its cost stays, such as the names of its arguments.
+            cost = {**({} if config.cost is None else config.cost.fields()), **fields["cost"]}
+            if not {"inputs", "limit"} <= cost.keys():
+                _refuse(self.path, f"{key}.cost", "a table with inputs, limit", fields["cost"])
+            fields["cost"] = Cost(**cost)
         try:
             changed = dataclasses.replace(config, **fields)
             changed.validate()
@@ -157,6 +163,10 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
 def _read_value(path: Path, key: str, name: str, value: Any) -> Any:
     if name in _TABLES:
         return _make(path, key, _TABLES[name], value)
+    if name == "cost":
+        _check_type(path, key, value, dict)
+        _check_keys(path, f"{key}.", value, [field.name for field in dataclasses.fields(Cost)])
+        return value
     if name == "timeout_action":
         return _choose(path, key, TimeoutAction, value)
     if name == "model_warmup":

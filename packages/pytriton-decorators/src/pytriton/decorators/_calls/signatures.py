@@ -28,10 +28,19 @@ def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
     not checked.
     """
     layers, given, function = layers_of(infer_func)
+    cost = model_config.cost
+    opens = any(layer.traits.unpacks_requests for layer in layers)
+    if cost is not None and not opens and (cost.extras or cost.outputs or cost.layout == "packed"):
+        logger.warning(
+            "Model %r: nothing pads or packs the requests for %r, which gets them as they were sent: the fields of its "
+            "Cost other than inputs, limit, oversize and overhead are for callables under @batch.",
+            model_config.model_name, infer_func,
+        )  # fmt: skip
     signature = _signature(function) if layers else None
     if signature is None or model_config.inputs is None:
         return
     given += [name for layer in layers for name in layer.traits.added_arguments]
+    given += [] if model_config.cost is None else model_config.cost.extras
     opening = [layer.traits.name for layer in layers if layer.traits.unpacks_requests]
     if not opening:
         _check_taker_of_requests(signature, given, layers, function, model_config)

@@ -11,6 +11,7 @@ from pytriton.decorators._hints.adapters import make_infer_func
 from pytriton.decorators._hints.signatures import ModelSignature, SignatureToCome, layer_of_requests, make_signature
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup
+from pytriton.model_config.cost import Cost
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,6 +28,7 @@ class ModelOptions(TypedDict, total=False):
 
     max_batch_size: int
     batcher: DynamicBatcher | None
+    cost: Cost | None
     response_cache: bool
     model_warmup: list[ModelWarmup] | None
     arena_budget_bytes: int

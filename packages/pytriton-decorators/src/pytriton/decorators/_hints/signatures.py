@@ -25,7 +25,7 @@ from pytriton.decorators._calls.wrapping import layer_of, undecorated
 from pytriton.decorators._hints.hints import parse_hint, plain_hint, rejected
 from pytriton.decorators._hints.values import JSON_HINTS, Value, describe_value
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
-from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
 
 __all__ = [
@@ -120,6 +120,8 @@ class ModelSignature:
         """
         values = self._arguments
         arguments = {name: values[name].to_argument(array, name) for name, array in arrays.items() if name in values}
+        if self.config.cost is not None:
+            arguments.update({name: arrays[name] for name in self.config.cost.extras if name in arrays})
         return {**self._absent, **arguments} if self._absent else arguments
 
     def to_arrays(self, result: Any) -> dict[str, Any]:
@@ -192,6 +194,9 @@ def make_signature(target: Any, *, name: str | None, batched: bool, options: Map
     shown = target.__qualname__ if isinstance(target, type) else function.__qualname__
     hints = _resolved(function, shown)
     parameters = _parameters(target, shown)
+    cost = options.get("cost")
+    extras = () if cost is None else _extras_of(cost, parameters, batched, shown)
+    parameters = [parameter for parameter in parameters if parameter.name not in extras]
     arguments = {parameter.name: _argument(parameter, hints, batched, shown) for parameter in parameters}
     absent = {
         parameter.name: None
@@ -202,17 +207,51 @@ def make_signature(target: Any, *, name: str | None, batched: bool, options: Map
     outputs = _outputs(returned, batched, shown, decoupled=streams)
     config = _config(options, batched, streams, shown)
     inputs = tuple(value.tensor(name) for name, value in arguments.items())
+    tensors = tuple(value.tensor(name) for name, value in outputs.values.items())
     config.validate(inputs)  # type: ignore[arg-type] # all have names
+    if config.cost is not None:
+        config.cost.validate(inputs, tensors)  # type: ignore[arg-type]
+        config.cost = _with_long_outputs(config.cost, arguments, outputs.values)
     return ModelSignature(
         name=target.__name__ if name is None else name,
         inputs=inputs,
-        outputs=tuple(value.tensor(name) for name, value in outputs.values.items()),
+        outputs=tensors,
         config=config,
         batched=batched,
         _arguments=arguments,
         _outputs=outputs,
         _absent=absent,
     )
+
+
+def _extras_of(cost: Any, parameters: list[inspect.Parameter], batched: bool, shown: str) -> tuple[str, ...]:
+    """Return the parameters that are no inputs, because a `Cost` says what they get."""
+    if not isinstance(cost, Cost):
+        raise _cost_error("has to be a Cost, or None", cost, shown)
+    if not batched:
+        raise _cost_error("is for batched=True: it is called for each sample", cost, shown)
+    if cost.layout == "packed":
+        why = "is for padded inputs: packed ones have no batch axis, which hints have; @batch takes a function of them"
+        raise _cost_error(why, cost, shown)
+    cost.validate()
+    names = {parameter.name for parameter in parameters}
+    for extra in cost.extras:
+        if extra not in names:
+            raise _cost_error(f"names {extra!r}, for which there is no parameter among {sorted(names)}", cost, shown)
+    return cost.extras
+
+
+def _cost_error(why: str, cost: Any, shown: str) -> PyTritonBadParameterError:
+    return PyTritonBadParameterError(
+        f"@model of {shown}: cost={cost!r} {why}.", parameter="model.cost", value=cost, rule=why
+    )
+
+
+def _with_long_outputs(cost: Cost, arguments: Mapping[str, Value], outputs: Mapping[str, Value]) -> Cost:
+    """Return a cost with the outputs that are as long as the input, as names of sizes say, where none are named."""
+    sizes = {size for size in arguments[cost.names[0]].dims[1:] if isinstance(size, str)}
+    long = [name for name, value in outputs.items() if sizes & set(value.dims[1:])]
+    return cost if cost.outputs else dataclasses.replace(cost, outputs=long)
 
 
 def _function(target: Any) -> Any:

@@ -14,7 +14,7 @@ from ..dropin.manifest import Manifest
 from ..dropin.repository import add_model, check_name, models_at
 from ..errors import DropInError
 from ..model import ModelSpec, endpoint_path
-from ..settings import ProxySettings, PythonProxySettings
+from ..settings import ProxySettings, PythonProxySettings, cost_settings
 from ..system.native import LIBRARY_NAME, library_path
 from ..wire import layout
 from ..wire.settings import ServingSettings, SettingField, setting_fields
@@ -162,6 +162,7 @@ def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         batching=model.batching,
         decoupled=model.decoupled,
         tensors_digest=model.tensors_digest,
+        **cost_settings(model),
         **given,
     )
     return str(endpoint), native_files(model, settings, batching, library_path())
@@ -172,6 +173,12 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
     if refused:
         raise DropInError(
             f"{', '.join(refused)}: Triton's Python backend gives no BF16 tensors to Python; use the native flavour",
+            path=model.name,
+        )
+    if model.cost is not None:
+        raise DropInError(
+            "the Python proxy does not count what batches cost: leave the cost out of the signature, or use the native "
+            "flavour",
             path=model.name,
         )
     if arguments.cache_bytes:

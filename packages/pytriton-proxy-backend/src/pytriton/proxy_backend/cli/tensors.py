@@ -100,7 +100,24 @@ def load_signature(reference: str) -> dict[str, Any]:
         for source in sources:
             if _has(source, name) and _get(source, name) is not None:
                 given[name] = _get(source, name)
+    for source in sources:
+        if _has(source, "cost") and _get(source, "cost") is not None:
+            given["cost"] = _cost(_get(source, "cost"), given, reference)
     return given
+
+
+def _cost(cost: Any, given: Mapping[str, Any], reference: str) -> dict[str, Any]:
+    """Return the fields of a `pytriton.model_config.Cost`, which the tensors of the model have to fit."""
+    if not callable(getattr(cost, "fields", None)) or not callable(getattr(cost, "validate", None)):
+        raise DropInError(
+            f"expected a pytriton.model_config.Cost as 'cost' of {reference}, got {type(cost).__name__}", path=reference
+        )
+    try:
+        cost.validate(given["inputs"], given["outputs"])
+    except ValueError as error:
+        raise DropInError(f"{reference}: {error}", path=reference) from error
+    fields: dict[str, Any] = cost.fields()
+    return fields
 
 
 def _has(value: Any, name: str) -> bool:
@@ -148,4 +165,5 @@ def model_of(name: str, version: int, given: Mapping[str, Any]) -> ModelSpec:
         max_batch_size=size,
         decoupled=bool(given.get("decoupled", False)),
         strict=bool(given.get("strict", False)),
+        cost=given.get("cost"),
     )

@@ -117,7 +117,7 @@ def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
         f"backend: {_text(backend)}",
         f"max_batch_size: {model.max_batch_size if batches else 0}",
         "version_policy { all { } }",
-        *(_tensor("input", tensor) for tensor in model.inputs),
+        *(_tensor("input", tensor, is_ragged=model.cost is not None) for tensor in model.inputs),
         *(_tensor("output", tensor) for tensor in model.outputs),
         # A single instance gives batches to all workers.
         "instance_group [ { count: 1 kind: KIND_CPU } ]",
@@ -161,7 +161,7 @@ def check_model(model: ModelSpec, batching: Batching) -> None:
         raise DropInError(f"model '{model.name}' cannot be added: {'; '.join(problems)}", path=model.name)
 
 
-def _tensor(kind: str, tensor: TensorSpec) -> str:
+def _tensor(kind: str, tensor: TensorSpec, *, is_ragged: bool = False) -> str:
     dims = ", ".join(map(str, tensor.shape))
     name = dtype_name(tensor)
     fields: Mapping[str, str] = {
@@ -169,6 +169,8 @@ def _tensor(kind: str, tensor: TensorSpec) -> str:
         "data_type": "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}",
         "dims": f"[ {dims} ]",
         **({"optional": "true"} if tensor.optional else {}),
+        # Triton joins requests in which it differs.
+        **({"allow_ragged_batch": "true"} if is_ragged and -1 in tensor.shape else {}),
     }
     return f"{kind} [ {{ {' '.join(f'{key}: {value}' for key, value in fields.items())} }} ]"
 

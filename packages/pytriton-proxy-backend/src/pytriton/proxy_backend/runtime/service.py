@@ -118,7 +118,9 @@ class Service:
         self.pacing: Pacing | None = None
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
-        if model.batching and not model.decoupled and hasattr(type(infer_func), "__pytriton_whole__"):
+        # Where requests differ in length, `@batch` pads or packs them, and cuts what comes back.
+        is_plain = model.batching and not model.decoupled and model.cost is None
+        if is_plain and hasattr(type(infer_func), "__pytriton_whole__"):
             self.columns_func = infer_func.__pytriton_whole__  # type: ignore[attr-defined]
 
     def wait_taken(self, batch: Batch | None, number: int) -> None:

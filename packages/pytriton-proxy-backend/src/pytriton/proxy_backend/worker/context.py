@@ -98,6 +98,7 @@ def _served_config(model: ModelSpec) -> Any:
         decoupled=model.decoupled,
         inputs=specs(model.inputs),
         outputs=specs(model.outputs),
+        cost=None if model.cost is None else importlib.import_module("pytriton.model_config.cost").Cost(**model.cost),
     )
 
 

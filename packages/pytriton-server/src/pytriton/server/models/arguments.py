@@ -161,6 +161,8 @@ def checked_config(config: Any, name: str, inputs: Sequence[TensorSpec], outputs
             received=config,
         )
     config.validate(inputs)
+    if config.cost is not None:
+        config.cost.validate(inputs, outputs)
     for spec in (*inputs, *outputs):
         axes = len(spec.shape) + bool(config.batching)
         if axes > _MOST_AXES:

@@ -82,6 +82,7 @@ class ModelDefinition:
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
             model_warmup=self.config.model_warmup,
             backend_parameters=dict(self.config.parameters),
+            cost=config.cost,
         )
         self.callables: list[InferFunc | ProcessWorker] = [load_callable(infer, name) for infer in infer_funcs]
         """What serves it."""
@@ -105,6 +106,7 @@ class ModelDefinition:
             strict=bool(strict),
             # In a notebook, the log appears below another cell, if at all.
             send_tracebacks=bool(config.send_tracebacks) or in_notebook(),
+            cost=None if config.cost is None else config.cost.fields(),
         )
         """The model as a worker sees it."""
         self._warmup = WarmupBatches(
@@ -185,7 +187,7 @@ class ModelDefinition:
             return []
         pairs = [
             (name, getattr(self.triton_config, name), getattr(other.triton_config, name))
-            for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled")
+            for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled", "cost")
         ]
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
 

@@ -13,6 +13,7 @@ from pytriton.proxy_backend import (
     endpoint_path,
     write_description,
 )
+from pytriton.proxy_backend.settings import cost_settings
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.proxy_backend.wire.settings import serving_settings
 from pytriton.server.errors import WorkspaceError
@@ -139,6 +140,7 @@ class WorkerService:
             stream_stall_timeout_s=self.definition.config.stream_stall_timeout_s,
             ignores_parameters=self.definition.ignores_parameters,
             tensors_digest=self.definition.spec.tensors_digest,
+            **cost_settings(self.definition.spec),
             **serving_settings(self.definition.config),
         )
         return [(SIDE_FILE_NAME, settings.to_text())]

@@ -1,0 +1,112 @@
+#include "cost.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace pytriton {
+
+namespace {
+
+// Requests among which the best cut is looked for: the time that takes grows with their square.
+constexpr size_t kMostTogether = 512;
+// What a batch costs by itself, as a share of the limit, where the settings do not say it.
+constexpr uint64_t kOverheadShare = 32;
+
+uint64_t Times(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+uint64_t Plus(uint64_t a, uint64_t b) {
+  uint64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+}  // namespace
+
+CostCut::CostCut(const Settings& settings, std::vector<uint32_t> axes)
+    : limit_(settings.cost_limit),
+      overhead_(settings.cost_overhead != 0 ? settings.cost_overhead : settings.cost_limit / kOverheadShare),
+      packed_(settings.cost_packed),
+      axes_(std::move(axes)),
+      dimensions_(std::accumulate(axes_.begin(), axes_.end(), size_t{0})) {}
+
+// The cost of a batch after a request was added to it.
+uint64_t CostCut::CostWith(Sum* sum, uint32_t rows, const std::vector<uint64_t>& sizes) const {
+  sum->rows += rows;
+  sum->longest.resize(dimensions_);
+  sum->packed.resize(axes_.size());
+  uint64_t most = 0;
+  size_t at = 0;
+  for (size_t input = 0; input < axes_.size(); ++input) {
+    uint64_t own = 1;
+    uint64_t padded = 1;
+    for (uint32_t axis = 0; axis < axes_[input]; ++axis, ++at) {
+      uint64_t& longest = sum->longest[at];
+      longest = std::max(longest, sizes[at]);
+      own = Times(own, sizes[at]);
+      padded = Times(padded, longest);
+    }
+    sum->packed[input] = Plus(sum->packed[input], Times(own, rows));
+    most = std::max(most, packed_ ? sum->packed[input] : Times(padded, sum->rows));
+  }
+  return most;
+}
+
+uint64_t CostCut::CostOf(uint32_t rows, const std::vector<uint64_t>& sizes) const {
+  Sum sum;
+  return CostWith(&sum, rows, sizes);
+}
+
+void CostCut::Add(uint32_t rows, std::vector<uint64_t> sizes) {
+  const uint64_t cost = CostOf(1, sizes);
+  requests_.push_back({rows, std::move(sizes), cost});
+}
+
+// Requests of about one length lie beside each other in `order`. Each batch is a piece of it, and these are the pieces
+// whose costs, with what each batch costs by itself, are the least in all: padding against the number of batches.
+void CostCut::CutPart(
+    const std::vector<uint32_t>& order, size_t begin, size_t end, std::vector<std::vector<uint32_t>>* batches) const {
+  const size_t count = end - begin;
+  std::vector<uint64_t> least(count + 1, UINT64_MAX);
+  std::vector<size_t> from(count + 1, 0);
+  least[0] = 0;
+  Sum sum;
+  for (size_t stop = 1; stop <= count; ++stop) {
+    sum.rows = 0;
+    sum.longest.assign(dimensions_, 0);
+    sum.packed.assign(axes_.size(), 0);
+    from[stop] = stop - 1;
+    for (size_t start = stop; start-- > 0;) {
+      const Request& request = requests_[order[begin + start]];
+      const uint64_t cost = CostWith(&sum, request.rows, request.sizes);
+      if (start + 1 < stop && cost > limit_) break;
+      const uint64_t total = Plus(least[start], Plus(cost, overhead_));
+      if (total > least[stop]) continue;
+      least[stop] = total;
+      from[stop] = start;
+    }
+  }
+  for (size_t stop = count; stop > 0; stop = from[stop]) {
+    auto& batch = batches->emplace_back(order.begin() + begin + from[stop], order.begin() + begin + stop);
+    std::sort(batch.begin(), batch.end());
+  }
+}
+
+std::vector<std::vector<uint32_t>> CostCut::Cut() const {
+  std::vector<uint32_t> order(requests_.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (!packed_) {
+    std::stable_sort(
+        order.begin(), order.end(), [this](uint32_t a, uint32_t b) { return requests_[a].cost > requests_[b].cost; });
+  }
+  std::vector<std::vector<uint32_t>> batches;
+  for (size_t begin = 0; begin < order.size(); begin += kMostTogether) {
+    CutPart(order, begin, std::min(begin + kMostTogether, order.size()), &batches);
+  }
+  std::sort(batches.begin(), batches.end(), [](const auto& a, const auto& b) { return a.front() < b.front(); });
+  return batches;
+}
+
+}  // namespace pytriton
