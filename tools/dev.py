@@ -665,9 +665,9 @@ def demo(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def bench(runner: Runner, arguments: Sequence[str]) -> int:
-    """Compare with other ways to serve the same function; `bench tokens` and `bench many_models` are about these."""
+    """Compare with other ways to serve a function; `bench tokens`, `many_models` and `variable` are about these."""
     program = "run"
-    if arguments[:1] in (["tokens"], ["many_models"]):
+    if arguments[:1] in (["tokens"], ["many_models"], ["variable"]):
         program, *arguments = arguments
     return prepare(runner) or runner.run("python", f"benchmarks/{program}.py", *arguments)
 

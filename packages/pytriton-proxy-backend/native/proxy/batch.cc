@@ -461,7 +461,7 @@ std::string DescribeCostliest(uint32_t rows, const std::vector<uint64_t>& sizes,
 }  // namespace
 
 std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
-    const Settings& settings, BatchSource* scratch, const std::function<uint64_t()>& next_id) {
+    const Settings& settings, uint64_t overhead, BatchSource* scratch, const std::function<uint64_t()>& next_id) {
   std::vector<std::unique_ptr<Batch>> parts;
   Collect(scratch);
   std::vector<const InputForm*> forms;
@@ -471,7 +471,7 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
     forms.push_back(&form);
     axes.push_back(static_cast<uint32_t>(form.free.size()));
   }
-  CostCut cut(settings, axes);
+  CostCut cut(settings, axes, overhead);
   bool all = true;
   for (uint32_t r = 0; r < size(); ++r) {
     Item& item = items_[r];
@@ -505,6 +505,7 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
   for (size_t i = 0; i < batches.size(); ++i) {
     auto& target = i < parts.size() ? parts[i]->items_ : rest;
     for (const uint32_t place : batches[i]) target.push_back(std::move(items_[place]));
+    (i < parts.size() ? parts[i]->cost : cost) = cut.CostOf(batches[i]);
     if (i < parts.size()) parts[i]->open_ = parts[i]->size();
   }
   items_.swap(rest);

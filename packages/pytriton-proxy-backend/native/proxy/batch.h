@@ -65,7 +65,7 @@ class Batch {
   // costs more by itself is alone, or refused where the settings say so. Finished where nothing is left. Not for a batch
   // that was sent.
   std::vector<std::unique_ptr<Batch>> CutByCost(
-      const Settings& settings, BatchSource* scratch, const std::function<uint64_t()>& next_id);
+      const Settings& settings, uint64_t overhead, BatchSource* scratch, const std::function<uint64_t()>& next_id);
   // It is the worker's from now on. Returns the time that it noted.
   uint64_t MarkSent();
 
@@ -98,6 +98,7 @@ class Batch {
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors
+  uint64_t cost = 0;     // where that is counted
   bool full = false;     // has as many rows as the model takes
   bool waits = false;    // was sent ahead, to a worker that is at another batch
   uint32_t returns = 0;  // how often a worker was lost before it began with it

@@ -254,8 +254,12 @@ void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
     executing_.store(0, std::memory_order_release);
   }
   spare_ = in_flight_.extract(batch);
+  const Batch& done = *spare_.mapped();
+  // Of one that shares its worker with others the time says little.
+  if (done.cost != 0 && !done.waits && !done.expired && in_flight_.empty()) {
+    owner_->Took(done.cost, NowNs() - done.sent_ns());
+  }
   if (has_ahead_) {
-    const Batch& done = *spare_.mapped();
     nearly_done_ns_.store(kNever, std::memory_order_release);
     if (done.full && !done.waits) pace_.Took(NowNs() - done.sent_ns());
     for (const auto& entry : in_flight_) {

@@ -64,6 +64,8 @@ class ConnectionOwner {
   virtual void WorkersChanged() {}
   // A batch that another worker may have: the lost one has not begun with it, or not to answer it.
   virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
+  // How long a worker was at a batch whose cost is counted.
+  virtual void Took(uint64_t, uint64_t) {}
   virtual Activity GetActivity() const = 0;
   // Null where workers cannot call into the server.
   virtual CallService* calls() const { return nullptr; }

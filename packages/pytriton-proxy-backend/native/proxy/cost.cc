@@ -10,8 +10,14 @@ namespace {
 
 // Requests among which the best cut is looked for: the time that takes grows with their square.
 constexpr size_t kMostTogether = 512;
-// What a batch costs by itself, as a share of the limit, where the settings do not say it.
-constexpr uint64_t kOverheadShare = 32;
+// What a batch costs by itself, as a share of the limit: where nobody knows better, and at the least. What is measured is
+// never exact, and a batch for each length is of use to nobody.
+constexpr uint64_t kOverheadShare = 64;
+constexpr uint64_t kLeastShare = 512;
+// How much less each batch counts than the one after it, how many it takes to know, and how different they have to be.
+constexpr double kFading = 0.98;
+constexpr double kEnough = 8;
+constexpr double kLeastVariation = 0.05;
 
 uint64_t Times(uint64_t a, uint64_t b) {
   uint64_t product = 0;
@@ -25,9 +31,9 @@ uint64_t Plus(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-CostCut::CostCut(const Settings& settings, std::vector<uint32_t> axes)
+CostCut::CostCut(const Settings& settings, std::vector<uint32_t> axes, uint64_t overhead)
     : limit_(settings.cost_limit),
-      overhead_(settings.cost_overhead != 0 ? settings.cost_overhead : settings.cost_limit / kOverheadShare),
+      overhead_(overhead),
       packed_(settings.cost_packed),
       axes_(std::move(axes)),
       dimensions_(std::accumulate(axes_.begin(), axes_.end(), size_t{0})) {}
@@ -107,6 +113,40 @@ std::vector<std::vector<uint32_t>> CostCut::Cut() const {
   }
   std::sort(batches.begin(), batches.end(), [](const auto& a, const auto& b) { return a.front() < b.front(); });
   return batches;
+}
+
+uint64_t CostCut::CostOf(const std::vector<uint32_t>& places) const {
+  Sum sum;
+  uint64_t cost = 0;
+  for (const uint32_t place : places) cost = CostWith(&sum, requests_[place].rows, requests_[place].sizes);
+  return cost;
+}
+
+void CostPace::Took(uint64_t cost, uint64_t ns) {
+  const auto x = static_cast<double>(cost);
+  const auto y = static_cast<double>(ns);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (double* sum : {&count_, &costs_, &times_, &squares_, &products_}) *sum *= kFading;
+  count_ += 1;
+  costs_ += x;
+  times_ += y;
+  squares_ += x * x;
+  products_ += x * y;
+}
+
+uint64_t CostPace::overhead(uint64_t limit) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const double x = costs_ / std::max(count_, 1.0);
+  const double y = times_ / std::max(count_, 1.0);
+  const double variance = squares_ / std::max(count_, 1.0) - x * x;
+  if (count_ < kEnough || !(variance > kLeastVariation * x * x)) return std::max<uint64_t>(limit / kOverheadShare, 1);
+  // The line through the batches: time = fixed + slope * cost.
+  const double slope = (products_ / count_ - x * y) / variance;
+  const double fixed = y - slope * x;
+  // Where cost does not tell the time, batches are cut where they have to be.
+  if (!(slope > 0) || fixed >= slope * static_cast<double>(limit)) return limit;
+  const auto found = static_cast<uint64_t>(std::max(fixed / slope, 0.0));
+  return std::max<uint64_t>({found, limit / kLeastShare, 1});
 }
 
 }  // namespace pytriton

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "settings.h"
@@ -14,8 +15,8 @@ namespace pytriton {
 
 class CostCut {
  public:
-  // `axes` has the number of free dimensions of each input that has any.
-  CostCut(const Settings& settings, std::vector<uint32_t> axes);
+  // `axes` has the number of free dimensions of each input that has any; `overhead` is what a batch costs by itself.
+  CostCut(const Settings& settings, std::vector<uint32_t> axes, uint64_t overhead);
 
   // Of a request by itself. `sizes` are those of the free dimensions of all inputs, one input after the other; those of an
   // input that the request lacks are 0.
@@ -25,6 +26,8 @@ class CostCut {
   // Cuts what was added into batches: the places of the requests of each, ascending. A request that costs more than the
   // limit is alone in its batch. The batch with the request that came first is the first.
   std::vector<std::vector<uint32_t>> Cut() const;
+  // What a batch of the requests of these places costs.
+  uint64_t CostOf(const std::vector<uint32_t>& places) const;
 
  private:
   struct Request {
@@ -49,6 +52,21 @@ class CostCut {
   const std::vector<uint32_t> axes_;
   size_t dimensions_ = 0;
   std::vector<Request> requests_;
+};
+
+// What a batch costs by itself, in the unit of its cost: found from how long workers take for cheap and for dear ones. The
+// last hundred or so count. From any thread.
+class CostPace {
+ public:
+  // Takes note of a batch, and how long a worker was at it.
+  void Took(uint64_t cost, uint64_t ns);
+  // Never more than the limit of a batch; what is a good guess where nothing is known.
+  uint64_t overhead(uint64_t limit) const;
+
+ private:
+  mutable std::mutex mutex_;
+  // Sums over the batches, each of which counts less from batch to batch.
+  double count_ = 0, costs_ = 0, times_ = 0, squares_ = 0, products_ = 0;
 };
 
 }  // namespace pytriton

@@ -695,7 +695,9 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   }
   if (settings_.cost_limit != 0) {
     // The last part goes the way of every batch; those before it are served first.
-    auto parts = batch->CutByCost(settings_, &scratch, [this] { return NextBatchId(); });
+    const uint64_t overhead =
+        settings_.cost_overhead != 0 ? settings_.cost_overhead : cost_pace_.overhead(settings_.cost_limit);
+    auto parts = batch->CutByCost(settings_, overhead, &scratch, [this] { return NextBatchId(); });
     if (batch->finished()) return;
     if (!parts.empty()) Line(&parts);
   }

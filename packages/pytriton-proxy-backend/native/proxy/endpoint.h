@@ -71,6 +71,7 @@ class Endpoint : private ConnectionOwner {
     if (cache_) cache_->Renew();
   }
   void TakeBack(std::unique_ptr<Batch> batch) override;
+  void Took(uint64_t cost, uint64_t ns) override { cost_pace_.Took(cost, ns); }
   Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
   CallService* calls() const override { return calls_.get(); }
   int wake_fd() const override { return kick_fd_; }
@@ -119,6 +120,7 @@ class Endpoint : private ConnectionOwner {
   const Settings settings_;
   std::unique_ptr<CallService> calls_;
   std::unique_ptr<ModelCache> cache_;
+  CostPace cost_pace_;
   std::atomic<uint64_t> next_batch_{1};
   std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;

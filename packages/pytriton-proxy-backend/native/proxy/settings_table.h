@@ -38,7 +38,7 @@ struct Settings {
   bool ignores_parameters = false;
   // what a batch may cost, where requests of different shapes share one: the elements that the free dimensions of its costliest input take, padded or packed; 0: the shapes of a batch are equal, and nothing is counted
   uint64_t cost_limit = 0u;
-  // what each batch costs by itself, against padding; 0: a 32nd of `cost_limit`
+  // what each batch costs by itself, against padding; 0: as much as is measured
   uint64_t cost_overhead = 0u;
   // whether inputs are packed, so that the sizes of rows are added up, and not padded
   bool cost_packed = false;

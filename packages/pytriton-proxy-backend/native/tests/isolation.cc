@@ -439,7 +439,7 @@ void CostRound(Random& random, const InputRanks& ranks) {
   {
     auto batch = MakeBatch(requests, &ranks, Draw(random, 2) == 0);
     BatchSource source;
-    auto parts = batch->CutByCost(settings, &source, [&ids] { return ids++; });
+    auto parts = batch->CutByCost(settings, settings.cost_overhead, &source, [&ids] { return ids++; });
     if (!batch->finished()) parts.push_back(std::move(batch));
     for (auto& part : parts) {
       std::vector<TRITONBACKEND_Request*> inside;
@@ -449,6 +449,7 @@ void CostRound(Random& random, const InputRanks& ranks) {
       for (auto* request : inside) ++served[request];
       CHECK(inside.size() == 1 || CostOf(inside) <= settings.cost_limit);
       CHECK(settings.cost_alone || CostOf(inside) <= settings.cost_limit);
+      CHECK(part->cost >= CostOf(inside));
       // The record has the number of its batch, which `CheckRecord` does not look at.
       CheckRecord(record, inside);
     }
@@ -481,7 +482,7 @@ void TestInputsThatAreAlike(const InputRanks& ranks) {
   {
     auto batch = MakeBatch(requests, &ranks, false);
     BatchSource source;
-    CHECK(batch->CutByCost(settings, &source, [] { return uint64_t{9}; }).empty());
+    CHECK(batch->CutByCost(settings, 1, &source, [] { return uint64_t{9}; }).empty());
     CHECK(batch->size() == 2 && batch->request(0) == requests[0].get() && batch->request(1) == requests[2].get());
     CHECK(requests[1]->error.find("input 'x6' has the size 4 where input 'x2' has 3: ") == 0);
     CHECK(requests[0]->answers == 0 && requests[2]->answers == 0);

@@ -38,7 +38,7 @@ void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
 
 std::unique_ptr<Batch> Batch::SplitOff(uint64_t) { return nullptr; }
 std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
-    const Settings&, BatchSource*, const std::function<uint64_t()>&) {
+    const Settings&, uint64_t, BatchSource*, const std::function<uint64_t()>&) {
   return {};
 }
 

@@ -20,7 +20,7 @@ FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 FUZZ_SEED = int(os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc", "stream_pace.cc"]
-ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc", "response_cache.cc"]
+ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "cost.cc", "endpoint.cc", "late_ends.cc", "response_cache.cc"]
 CALLS_SOURCES = [
     *ENDPOINT_SOURCES,
     *("calls.cc", "readiness.cc"),

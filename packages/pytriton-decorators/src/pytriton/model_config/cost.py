@@ -60,7 +60,7 @@ class Cost:
     served alone."""
     overhead: int | None = None
     """What a batch costs by itself, in the same unit. More batches of less padding are made as long as that saves more
-    than they cost. None is a 32nd of the limit."""
+    than they cost. None: the server finds it from how long cheap and dear batches take."""
 
     @property
     def names(self) -> tuple[str, ...]:

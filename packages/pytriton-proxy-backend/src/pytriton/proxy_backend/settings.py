@@ -90,7 +90,7 @@ class ProxySettings(ServingSettings):
         ),
     ] = 0
     cost_overhead: Annotated[
-        int, Setting("what each batch costs by itself, against padding; 0: a 32nd of `cost_limit`")
+        int, Setting("what each batch costs by itself, against padding; 0: as much as is measured")
     ] = 0
     cost_packed: Annotated[
         bool, Setting("whether inputs are packed, so that the sizes of rows are added up, and not padded")
