@@ -42,7 +42,7 @@ USER 65532:65532
 # HTTP, gRPC, metrics.
 EXPOSE 8000 8001 8002
 HEALTHCHECK --start-period=60s --interval=10s --timeout=3s \\
-    CMD ["python", "-c", "import http.client as c; h = c.HTTPConnection('localhost', 8000, timeout=2); \
+    CMD ["python", "-c", "import http.client as c; h = c.HTTPConnection('127.0.0.1', 8000, timeout=2); \
 h.request('GET', '/v2/health/ready'); exit(h.getresponse().status != 200)"]
 # No shell around it: the program itself gets SIGTERM, also as process 1.
 ENTRYPOINT ["pytriton", "serve", "app.py", "--log-format", "json"]
