@@ -100,8 +100,11 @@ class Images:
         lines = {name.partition(".")[2]: value for name, value in found.items() if not name.startswith("install.")}
         settings.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items()))
         yield f"{settings}:/etc/pip.conf:ro"
-        places = {part.removeprefix("file://") for value in found.values() for part in value.split()}
-        tops = {Path(place) for place in places if place.startswith("/")} | {_CERTIFICATES}
+        tops = {_CERTIFICATES}
+        for name, value in found.items():
+            places = [Path(part.removeprefix("file://")) for part in value.split()]
+            # The pages of an index in a folder name files beside it.
+            tops |= {place.parent if name.endswith("index-url") else place for place in places if place.is_absolute()}
         yield from (f"{top}:{top}:ro" for top in sorted(tops) if top.exists())
 
 

@@ -240,7 +240,12 @@ def worker(context: typer.Context) -> None:
 @app.command("serve-repository", no_args_is_help=True)
 def serve_repository(
     repository: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A model repository, as tritonserver takes it. Nothing in it changes.")
+        str,
+        typer.Argument(
+            metavar="DIR",
+            help="A model repository, as tritonserver takes it: a folder, or s3://, gs:// or as://. "
+            "Nothing in it changes.",
+        ),
     ],
     python_models: Annotated[
         str,

@@ -63,8 +63,10 @@ class TritonConfig:
             (the text says which), or neither HTTP nor gRPC is allowed.
     """
 
-    model_repository: pathlib.Path | None = None
-    """A folder of further models, served next to the bound ones."""
+    model_repository: pathlib.Path | str | None = None
+    """A folder of further models, served next to the bound ones, or where tritonserver fetches them from: `s3://`,
+    `gs://` (Google Cloud Storage) or `as://` (Azure). The credentials are in the environment, as Triton's page on model
+    repositories has it."""
     python_models: str | None = None
     """Who runs the `model.py` of models in there whose backend is `python`: `stub` is Triton's Python backend (when
     unset), `workers` are processes of any Python, this one's by default, which are replaced when they die."""
@@ -292,7 +294,7 @@ def vertex_ai_is_on(config: TritonConfig) -> bool:
 
 @functools.cache
 def _kinds() -> dict[str, type]:
-    """Return the type of every field, without its `None`: bool, int, str, pathlib.Path or list (of str)."""
+    """Return the type of every field, without its `None`, the first where there are several."""
     kinds: dict[str, type] = {}
     for name, hint in typing.get_type_hints(TritonConfig).items():
         kind = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
@@ -307,6 +309,8 @@ def _set_fields(config: TritonConfig) -> dict[str, Any]:
 def _accepted(name: str, kind: type, value: Any, where: str) -> Any:
     if name == "log_verbose" and isinstance(value, bool):
         value = int(value)  # for this option alone, tritonserver takes True and False
+    if name == "model_repository" and isinstance(value, str) and "://" in value:
+        kind = str  # as a path, it would lose one of the slashes
     result = converted(kind, value, where)
     checked(name, result, where)
     return result

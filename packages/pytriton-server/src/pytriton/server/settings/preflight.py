@@ -12,6 +12,8 @@ from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecuri
 __all__ = ["check_settings"]
 
 _ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
+# What tritonserver fetches models from.
+_REMOTE_REPOSITORIES = ("s3://", "gs://", "as://")
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +104,16 @@ def _check_log_file(path: Path | None) -> None:
         )
 
 
-def _check_model_repository(path: Path | None) -> None:
-    if path is not None and not path.is_dir():
+def _check_model_repository(path: Path | str | None) -> None:
+    if isinstance(path, str):
+        if not path.startswith(_REMOTE_REPOSITORIES):
+            raise PyTritonValidationError(
+                f"TritonConfig.model_repository={path!r} must be a folder, or begin with one of "
+                f"{', '.join(_REMOTE_REPOSITORIES)}.",
+                expected="a folder or the address of a remote repository",
+                received=path,
+            )
+    elif path is not None and not path.is_dir():
         raise PyTritonValidationError(
             f"TritonConfig.model_repository={str(path)!r} must be a folder with one folder per model; "
             f"{'it is a file' if path.exists() else 'there is none'}.",
