@@ -242,7 +242,7 @@ def instance_header() -> str:
         ctypes.c_uint32: "uint32_t",
         ctypes.py_object: "PyObject*",
     }
-    meanings = dict(re.findall(r"^ {8}(\w+): (.*)$", Instance.__doc__ or "", re.MULTILINE))
+    meanings = dict(re.findall(r"^ {4}(\w+): (.*)$", inspect.cleandoc(Instance.__doc__ or ""), re.MULTILINE))
     members, checks = [], []
     for field in Instance._fields_:
         name, kind = field[:2]

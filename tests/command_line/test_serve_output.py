@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
@@ -158,8 +157,9 @@ def test_json_for_what_collects_logs(folder: Path) -> None:
     ):
         records: list[dict[str, Any]] = []
         url = read_until_served(process, records)
-        with pytest.raises(urllib.error.HTTPError):
+        with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{url}/v2/models/shout/generate", b'{"text": "fail"}', timeout=PATIENCE_S)
+        caught.value.close()
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
@@ -209,8 +209,10 @@ def test_an_access_log_has_every_request(folder: Path, workers: int) -> None:
         url = f"{read_until_served(process, [])}/v2/models/shout/generate"
         for number, text in enumerate(["a", "fail", "b"]):
             body = json.dumps({"text": text, "id": f"request {number}"}).encode()
-            with contextlib.suppress(urllib.error.HTTPError):
+            try:
                 urllib.request.urlopen(url, body, timeout=PATIENCE_S).close()
+            except urllib.error.HTTPError as error:
+                error.close()
         process.send_signal(signal.SIGTERM)
         told, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
@@ -228,8 +230,10 @@ def test_an_access_log_has_every_request(folder: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--workers=1"]])
 def test_an_error_shows_the_users_frames_and_a_stop_loses_nothing(folder: Path, options: list[str]) -> None:
-    with serve_command(folder, "app.py", *options) as server, contextlib.suppress(urllib.error.HTTPError):
-        server.ask("shout", "fail")
+    with serve_command(folder, "app.py", *options) as server:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.ask("shout", "fail")
+        caught.value.close()
     assert "attaching again" not in server.written
     places = [line for line in server.written.splitlines() if line.lstrip().startswith("File ")]
     assert len(places) == 1, server.written

@@ -494,10 +494,11 @@ def test_calls_of_tools_in_messages_need_a_template_that_shows_them(triton: Trit
 def test_bodies_that_are_no_requests(served: Served) -> None:
     bad = served.post("/v1/completions", "{oops")
     assert (bad.status_code, error_of(bad)["code"]) == (400, "invalid_json")
-    for body, reason in (("[" * 200_000, "recursion"), (b'{"prompt": "\xff"}', "utf-8")):
+    # What Python calls too deep depends on its version.
+    for body, reason in (("[" * 200_000, r"recursion|Stack overflow"), (b'{"prompt": "\xff"}', "utf-8")):
         unread = served.post("/v1/completions", body)
         assert (unread.status_code, error_of(unread)["code"]) == (400, "invalid_json")
-        assert reason in error_of(unread)["message"]
+        assert re.search(reason, error_of(unread)["message"])
     other = served.post("/v1/completions", json.dumps({"model": "echo", "prompt": "x"}), content_type="text/plain")
     assert other.status_code == 400
     assert "Content-Type: application/json" in error_of(other)["message"]

@@ -264,8 +264,9 @@ def test_the_page_of_triton_is_for_this_machine_only(served: Triton) -> None:
     assert served.metrics_url is not None
     page = page_of(served)
     assert value_of(page, "pytriton_metrics_up", source="tritonserver") == 1
-    with pytest.raises(urllib.error.HTTPError, match="404"):
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         urllib.request.urlopen(served.metrics_url.removesuffix("metrics"), timeout=PATIENCE_S)
+    caught.value.close()
 
 
 def test_totals_go_on_when_the_callable_is_replaced_and_the_server_restarted() -> None:

@@ -289,6 +289,7 @@ def status_of(triton: Triton, path: str, body: bytes) -> int:
         with urllib.request.urlopen(f"{triton.http_url}{path}", body, timeout=PATIENCE_S) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
+        error.close()
         return error.code
 
 

@@ -14,7 +14,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pytriton.triton import Triton, TritonConfig
@@ -171,9 +171,11 @@ class ServeCommand:
             return str(json.load(answer)["output"])
 
     def has(self, model: str) -> bool:
-        with suppress(urllib.error.HTTPError):
+        try:
             return bool(self.ask(model, "x"))
-        return False
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
