@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from support.python_models import processes
 from support.serving import FREE_PORTS, ServeCommand, ServedFile, serve_command, short_home
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 APP = """
 import os
@@ -156,6 +157,12 @@ def test_one_model_in_processes(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             ask(server.url, "shout", text="hi")
         caught.value.close()
+
+
+def test_a_model_of_processes_sleeps(tmp_path: Path) -> None:
+    with serving(tmp_path, "app.py:Greeter", "--workers=1", "--idle=0.2s") as server:
+        eventually(lambda: not processes("worker_main", server.process.pid))
+        assert ask(server.url, "greeter", name="you").startswith("Hello, you, from ")
 
 
 def test_a_server_that_a_function_makes(tmp_path: Path) -> None:

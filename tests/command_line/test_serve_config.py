@@ -89,6 +89,17 @@ def test_a_check_starts_nothing(folder: Path) -> None:
     ]
 
 
+def test_a_check_says_when_models_sleep(folder: Path) -> None:
+    done = run(folder, "--check", "--config=serve.toml", "--idle=1.5m")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].endswith("max_batch_size=16, 1 process, sleeps after 90 s")
+    done = run(folder, "--check", "--workers=1", "--idle=-5m")
+    assert done.returncode == 2
+    assert "expected a time above 0, such as 90s, 5m or 1h; got '-5m'" in done.stderr
+    (folder / "serve.toml").write_text(f"idle = '1h'\n{CONFIG}")
+    assert "sleeps after 3600 s" in run(folder, "--check", "--config=serve.toml").stdout
+
+
 @pytest.mark.parametrize(
     ("app", "config", "problem"),
     [
@@ -100,6 +111,9 @@ def test_a_check_starts_nothing(folder: Path) -> None:
         (APP, "[server]\nhttp_port = 8001\n", "http_port and TritonConfig.grpc_port are both 8001"),
         (APP, "address = 'not an address'\n", "The address 'not an address' of TritonConfig.http_address is none"),
         (APP, "workers = -1\n", "serve.toml: workers: expected an integer of at least 0; got -1"),
+        (APP, "workers = 1\nidle = 'soon'\n", "idle: expected a time above 0, such as 90s, 5m or 1h; got 'soon'"),
+        (APP, "[models.softmax]\nworkers = 1\nidle = 300\n", "models.softmax.idle: expected a time above 0"),
+        (APP, "workers = 0\nidle = '5m'\n", "softmax cannot sleep when it is idle, because a thread of the server's"),
         (APP, "openai = 8002\n", "the port 8002 is to be that of the OpenAI endpoints and one of the server as well"),
         (APP, "unprotected = true\naccess_token = 'x'\n", "--unprotected and --access-token exclude each other"),
     ],

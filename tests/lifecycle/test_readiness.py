@@ -46,6 +46,7 @@ class Said(NamedTuple):
 
 READY = Said(True, True, True, "READY")
 WITHOUT_WORKER = GIVEN_UP = Said(True, False, False, "NOT READY")
+ASLEEP = Said(True, True, True, "ASLEEP")
 DRAINING = Said(True, False, True, "READY")
 
 
@@ -57,7 +58,8 @@ def said(triton: Triton, model: str) -> Said | str:
         grpc = [client.is_server_live(), client.is_server_ready(), client.is_model_ready(model)]
     if http != grpc:
         return f"HTTP: {http}, gRPC: {grpc}"
-    output = CliRunner().invoke(app, ["models", str(triton.http_url), "--json"]).stdout
+    port = [] if triton.metrics_url is None else ["--metrics-port", str(urlsplit(triton.metrics_url).port)]
+    output = CliRunner().invoke(app, ["models", str(triton.http_url), "--json", *port]).stdout
     live, ready, is_model = http
     return Said(live, ready, is_model, {entry["name"]: entry["state"] for entry in json.loads(output)}[model])
 
@@ -113,6 +115,22 @@ def test_a_model_of_processes(triton: Triton, is_remote: bool, tmp_path: Path) -
         marker.unlink()
         binder.rebind("m", worker)
         eventually(lambda: said(triton, "m") == READY)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_model_that_sleeps(triton: Triton, is_remote: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        binder: Any = triton
+        if is_remote:
+            binder = stack.enter_context(RemoteTriton(str(triton.http_url)))
+        binder.bind("m", ProcessWorker(process_models.make, idle_timeout_s=0.2), X, Y)
+        eventually(lambda: binder.describe().models[0].is_asleep)
+        # A page of metrics is that of the program with the workers, which has none here.
+        assert said(triton, "m") == (READY if is_remote else ASLEEP)
+        assert is_attached(triton.metrics_url) == set()
+        assert infer(triton.http_url, "m", 3.0) == [6.0]
+        assert said(triton, "m") in (READY, ASLEEP)
+        eventually(lambda: binder.describe().models[0].is_asleep)
 
 
 @contextlib.contextmanager

@@ -21,18 +21,23 @@ from pytriton.exceptions import PyTritonUnrecoverableError
 DIE, RAISE, NEVER_AGAIN, PID, HANG, EXIT, STOPPED = -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0
 
 
-def make(factor: float = 2.0, *, marker: str | None = None, child: bool = False) -> Callable[..., Any]:
+def make(
+    factor: float = 2.0, *, marker: str | None = None, child: bool = False, gate: str | None = None
+) -> Callable[..., Any]:
     """Multiply.
 
     Args:
         factor: By this number.
         marker: A file; while it is there, the factory kills its process.
         child: Whether the process starts another one.
+        gate: A file; the factory waits until it is there.
     """
     print("made with", factor, os.environ.get("COLOUR"), os.getcwd())
     logging.getLogger("weights").error("loaded")
     if marker is not None and os.path.exists(marker):
         os.kill(os.getpid(), signal.SIGKILL)
+    while gate is not None and not os.path.exists(gate):
+        time.sleep(0.01)
     if child:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "grandchild-of-a-worker"])
 

@@ -189,12 +189,14 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
   }
   says_executed_ = (capabilities_ & kCapExecuted) != 0;
   stands_in_ = (capabilities_ & kCapStandsIn) != 0;
+  asleep_ = (capabilities_ & kCapAsleep) != 0;
   if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
     *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";
     return false;
   }
   max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), uint32_t{kMaxInFlight});
   has_ahead_ = (capabilities_ & kCapAhead) != 0 && max_in_flight_ == 1 && !says_executed_ && !settings_.decoupled;
+  if (asleep_) return AttachAsleepLocked(theirs);
   // The first segment comes with the greeting, so that the first request does not wait for it. A worker for which there
   // is none is not welcomed: it would count as attached.
   Segment* segment = inputs_.AddSegment(1, error);
@@ -223,6 +225,32 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
   PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
                          " attached, protocol " + theirs);
   return true;
+}
+
+bool Connection::AttachAsleepLocked(const std::string& version) {
+  if (!SendGreetingLocked(MessageType::kWelcome, model_.name)) {
+    CloseLocked("the answer to its greeting could not be sent", false);
+    return true;
+  }
+  // So it is never idle, at no cost for those that are awake. It needs no arena, either.
+  max_in_flight_ = 0;
+  state_.store(ConnectionState::kAttached, std::memory_order_release);
+  PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
+                         " is attached and asleep, protocol " + version);
+  return true;
+}
+
+void Connection::Wake() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!can_wake()) return;
+  woken_.store(true, std::memory_order_release);
+  Message wake{};
+  wake.type = static_cast<uint16_t>(MessageType::kWake);
+  bool sent = false;
+  std::string error;
+  // It has been sent nothing but its greeting, so there is room.
+  if (TryWriteLocked(&wake, &sent, &error) && sent) return;
+  CloseLocked("it could not be told to wake" + (error.empty() ? "" : ": " + error), false);
 }
 
 void Connection::HandOverLocked() {
@@ -776,7 +804,7 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
   const bool attached = state() != ConnectionState::kGreeting;
   state_.store(ConnectionState::kClosed, std::memory_order_release);
   shutdown(fd_, SHUT_RDWR);
-  if (attached) owner_->WorkersChanged();
+  if (attached && !asleep_) owner_->WorkersChanged();
   const std::string where = "model '" + model_.name + "' version " + std::to_string(model_.version) + ": ";
   if (expected) {
     if (attached) PYTRITON_LOG(INFO, where + label_ + " detached: " + reason);

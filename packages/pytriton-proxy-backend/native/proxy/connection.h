@@ -94,6 +94,13 @@ class Connection {
   }
   // Whether it takes batches only to say why nobody serves them.
   bool stands_in() const { return stands_in_; }
+  // Whether it takes batches. One that is asleep takes none: it holds the place of a worker that `Wake` starts.
+  bool takes_batches() const { return state() == ConnectionState::kAttached && !asleep_; }
+  bool is_asleep() const { return state() == ConnectionState::kAttached && asleep_; }
+  // Whether it is asleep and was not told to wake.
+  bool can_wake() const { return is_asleep() && !woken_.load(std::memory_order_acquire); }
+  // Tells one that is asleep, once, that a batch waits.
+  void Wake();
   // Whether the worker is at a batch that it may have answered already, and takes no other one meanwhile.
   bool executing() const { return executing_.load(std::memory_order_acquire) != 0; }
   // Makes place for one more batch. False where it has as many as it takes.
@@ -147,6 +154,8 @@ class Connection {
   bool IsSameUser(ucred* peer, std::string* error) const;
   void ActivityLocked(std::string* error);
   bool HelloLocked(MessageType type, const uint8_t* body, uint32_t body_length, std::string* error);
+  // Welcomes one that is asleep.
+  bool AttachAsleepLocked(const std::string& version);
   // Lets the socket go to whoever serves calls; its end here.
   void HandOverLocked();
   bool ResponseLocked(const Message& message, std::string* error);
@@ -193,8 +202,10 @@ class Connection {
   // that does not say so.
   static constexpr uint64_t kClaimed = UINT64_MAX;
   std::atomic<uint64_t> executing_{0};
-  bool says_executed_ = false;  // set before it is attached, as the next two
+  bool says_executed_ = false;  // set before it is attached, as the next two, and has_ahead_
   bool stands_in_ = false;
+  bool asleep_ = false;
+  std::atomic<bool> woken_{false};
   bool has_ahead_ = false;      // it takes a batch ahead
   std::atomic<uint64_t> nearly_done_ns_{kNever};
 

@@ -72,13 +72,27 @@ constexpr uint64_t kLookNs = 100 * 1000;
 constexpr uint32_t EPOLLEXCLUSIVE = 1u << 28;
 #endif
 
+// How many requests wait at most for a worker that sleeps, where Triton's queue has no limit of its own.
+constexpr uint64_t kMostWaiting = 1000;
+
+// Whether a worker is attached that takes batches, which one that is asleep does not.
 bool AnyAttached(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
-    return connection->state() == ConnectionState::kAttached;
-  });
+  return std::any_of(
+      connections.begin(), connections.end(), [](const auto& connection) { return connection->takes_batches(); });
 }
 
-// Whether one is attached that does what it is for.
+bool AnyAsleep(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(
+      connections.begin(), connections.end(), [](const auto& connection) { return connection->is_asleep(); });
+}
+
+// Whether one is asleep that does not know yet that a batch waits.
+bool AnyToWake(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(
+      connections.begin(), connections.end(), [](const auto& connection) { return connection->can_wake(); });
+}
+
+// Whether one is attached that does what it is for, or will when it is woken.
 bool AnyServing(const std::vector<std::shared_ptr<Connection>>& connections) {
   return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
     return connection->state() == ConnectionState::kAttached && !connection->stands_in();
@@ -404,7 +418,11 @@ void Endpoint::Run() {
       attends_workers = busy || executed == seen_executed;
       if (sweep) seen_executed = executed;
       // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
-      const bool nothing = connections_->empty() && !busy;
+      // Of those that are asleep nothing is due; their sockets are attended to, so what they send is seen.
+      const bool asleep = attends_workers && std::all_of(connections_->begin(), connections_->end(), [](const auto& each) {
+        return each->is_asleep();
+      });
+      const bool nothing = !busy && (connections_->empty() || asleep);
       const uint64_t next_ns =
           nothing ? kNever : now_ns + (busy || !attends_workers ? kBusyTickNs : kIdleTickNs);
       next_sweep_ns = sweep || nothing ? next_ns : std::min(next_sweep_ns, next_ns);
@@ -548,11 +566,11 @@ void Endpoint::PutBack(Orphan orphan) {
   has_orphans_ = true;
 }
 
-bool Endpoint::SetAside(std::unique_ptr<Batch>* batch) {
+bool Endpoint::SetAside(std::unique_ptr<Batch>* batch, uint64_t most) {
   {
     std::lock_guard<std::mutex> lock(lost_mutex_);
     const uint64_t size = (*batch)->size();
-    if (settings_.max_waiting != 0 && !waiting_.empty() && waiting_requests_ + size > settings_.max_waiting) return false;
+    if (most != 0 && !waiting_.empty() && waiting_requests_ + size > most) return false;
     waiting_requests_ += size;
     const uint64_t came_ns = (*batch)->started_ns();
     waiting_.push_back({std::move(*batch), came_ns});
@@ -619,9 +637,20 @@ void Endpoint::SetAbsence(const std::string& reason) {
   absence_ = reason;
 }
 
+void Endpoint::Wake(const Connections& connections) {
+  for (const auto& connection : connections) {
+    if (connection->can_wake()) connection->Wake();
+  }
+}
+
 void Endpoint::NoWorker(Batch* batch) {
   std::string loss;
   std::string reason = "; is the process that serves this model alive?";
+  if (AnyAsleep(*connections())) {
+    reason =
+        ", while its workers wake from their sleep: their start takes longer, or fails, which the log of the process "
+        "that serves this model says. Allow more time with attach_timeout_s, or send the request again.";
+  }
   {
     std::lock_guard<std::mutex> lock(lost_mutex_);
     if (!absence_.empty()) reason = ": " + absence_ + ".";
@@ -645,7 +674,10 @@ bool Endpoint::Redeliver() {
     const auto worker = ClaimIdle(*all);
     if (!worker) {
       PutBack(std::move(orphan));
-      if (!AnyAttached(*all)) GiveUpOrphans();
+      if (!AnyAttached(*all)) {
+        Wake(*all);
+        GiveUpOrphans();
+      }
       return true;
     }
     std::string error;
@@ -717,6 +749,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     bool any_attached = false;
     const auto claim = [&](const Connections& all) {
       any_attached = AnyAttached(all);
+      // Whoever sleeps is told at once.
+      if (!any_attached && AnyToWake(all)) return true;
       // What was set aside waits longer already.
       if (has_orphans_) return AnyIdle(all);
       worker = ClaimIdle(all);
@@ -726,14 +760,24 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     while (!worker) {
       const bool found = WaitFor(any_attached ? NowNs() + 100 * kMillisecond : deadline_ns, claim);
       if (worker) break;
+      if (!any_attached) Wake(*connections());
       if (has_orphans_ && !Redeliver()) WaitFor(NowNs() + kNoRoomNs, [](const Connections&) { return false; });
       if (found || any_attached || NowNs() < deadline_ns) continue;
       if (NowNs() >= limit_ns) {
         NoWorker(batch.get());
         return;
       }
-      if (SetAside(&batch)) {
+      const bool asleep = AnyAsleep(*connections());
+      if (SetAside(&batch, settings_.max_waiting != 0 || !asleep ? settings_.max_waiting : kMostWaiting)) {
         if (!drains) drain_until_ns_ = NowNs() + kDrainNs;
+        return;
+      }
+      if (settings_.max_waiting == 0) {
+        // Triton's queue has no limit, so nobody else would refuse it.
+        Refuse(
+            batch.get(), TRITONSERVER_ERROR_UNAVAILABLE,
+            "its workers sleep, and as many requests as may, " + std::to_string(kMostWaiting) +
+                ", wait already for them to wake. Send it again a little later");
         return;
       }
       // As many wait as Triton's queue may have: from now on it shall fill, and refuse what is too much.

@@ -80,10 +80,12 @@ class Endpoint : private ConnectionOwner {
   void PutBack(Orphan orphan);
   // Takes the next orphan: what lost workers have left goes before what no worker has had.
   bool TakeOrphan(Orphan* orphan);
-  // Makes a batch for which there is no worker an orphan. False where no more of them may wait.
-  bool SetAside(std::unique_ptr<Batch>* batch);
+  // Makes a batch for which there is no worker an orphan. False where more than `most` requests would wait; 0 is any number.
+  bool SetAside(std::unique_ptr<Batch>* batch, uint64_t most);
   // Lets the parts of a batch wait for workers in their order, behind what waits already.
   void Line(std::vector<std::unique_ptr<Batch>>* parts);
+  // Tells the workers that are asleep that a batch waits.
+  void Wake(const Connections& connections);
   // Answers the orphans that have waited as long as they may.
   void GiveUpOrphans();
   void Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const;

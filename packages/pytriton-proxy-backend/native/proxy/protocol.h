@@ -24,10 +24,11 @@ enum Capability : uint64_t {
   kCapReferences = 1u << 7,  // a tensor of a response may be one of the inputs
   kCapStandsIn = 1u << 8,  // the worker only says why there is none: the model is not ready
   kCapPace = 1u << 9,  // the worker reads PAUSE and RESUME messages
+  kCapAsleep = 1u << 10,  // the worker holds the place of one that sleeps: it gets WAKE and no batches
 };
 constexpr uint64_t kCapabilities =
     kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
-    kCapReferences | kCapStandsIn | kCapPace;
+    kCapReferences | kCapStandsIn | kCapPace | kCapAsleep;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -48,6 +49,7 @@ enum class MessageType : uint16_t {
   kExecuted = 16,     // worker -> proxy: its callable has returned from the batch, whether that is answered or not
   kPause = 17,         // proxy -> worker: the caller of request `index` does not take its responses: send no more for now
   kResume = 18,        // proxy -> worker: it takes them again
+  kWake = 19,          // proxy -> worker that is asleep: a batch waits, and nobody is there to take it
 };
 
 constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again

@@ -175,6 +175,45 @@ void ServeUntil(const std::string& path, const std::atomic<bool>& finished, int 
   }
 }
 
+constexpr uint64_t kWoken = 20;  // batches
+
+// A batch without a worker wakes one that is asleep, once, and goes to the worker that attaches next.
+void WakeOneThatSleeps(const std::string& folder) {
+  Settings settings;
+  settings.endpoint = folder + "/asleep";
+  settings.attach_timeout_ms = 600000;
+  const uint64_t before = answered, gone = destroyed;
+  {
+    Endpoint endpoint({"model", 1}, settings);
+    std::string error;
+    CHECK(endpoint.Listen(&error));
+    Worker asleep(settings.endpoint, kCapAsleep);
+    Message message{};
+    CHECK(asleep.Receive(&message) == MessageType::kWelcome);
+    std::thread executing([&] {
+      for (uint64_t n = 0; n < kWoken; ++n) {
+        endpoint.Execute(std::make_unique<Batch>(
+            endpoint.NextBatchId(), nullptr, nullptr, 1, true, false, endpoint.in_flight(), endpoint.late_ends()));
+      }
+    });
+    // No segment comes before it.
+    CHECK(asleep.Receive(&message) == MessageType::kWake);
+    CHECK(endpoint.IsReady());
+    std::thread serving([&] {
+      Worker worker(settings.endpoint, 0);
+      CHECK(worker.Serve(kWoken));
+      worker.Detach();
+    });
+    executing.join();
+    while (destroyed < gone + kWoken) usleep(1000);
+    serving.join();
+    // It is told nothing more before it goes, and is let go.
+    asleep.Send(MessageType::kDetach, 0, {}, nullptr, 0);
+    CHECK(asleep.Receive(&message) == MessageType::kRefuse);
+  }
+  CHECK(answered == before + kWoken);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -209,6 +248,8 @@ int main(int argc, char** argv) {
     finished = true;
   }
   for (auto& thread : serving) thread.join();
+  WakeOneThatSleeps(folder);
+  answered -= kWoken;
   CHECK(answered + lost == static_cast<uint64_t>(executes) * batches && answered > lost);
   CHECK(rmdir(folder) == 0);
   // It has one when there is always a next batch, and no other worker to take it.

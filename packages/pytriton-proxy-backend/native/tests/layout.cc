@@ -30,6 +30,7 @@ int main() {
   CONSTANT(kCapReferences);
   CONSTANT(kCapStandsIn);
   CONSTANT(kCapPace);
+  CONSTANT(kCapAsleep);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));
@@ -48,6 +49,7 @@ int main() {
   Print("EXECUTED", static_cast<int>(MessageType::kExecuted));
   Print("PAUSE", static_cast<int>(MessageType::kPause));
   Print("RESUME", static_cast<int>(MessageType::kResume));
+  Print("WAKE", static_cast<int>(MessageType::kWake));
   Print("INFER", static_cast<int>(Operation::kInfer));
   Print("LOAD_MODEL", static_cast<int>(Operation::kLoadModel));
   Print("UNLOAD_MODEL", static_cast<int>(Operation::kUnloadModel));

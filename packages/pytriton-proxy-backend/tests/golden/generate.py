@@ -21,7 +21,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 
 HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH, ACTIVITY = range(1, 13)
-CALLER, CALL, RESULT, EXECUTED, PAUSE, RESUME = range(13, 19)
+CALLER, CALL, RESULT, EXECUTED, PAUSE, RESUME, WAKE = range(13, 20)
 # Of an input "x" and an output "y", both FP32 of one free dimension.
 DIGEST = "07e15f480f14f849abbf0cefca44dce9"
 INPUT_RELEASED, BATCH_DONE, STREAM = 1, 2, 4
@@ -428,6 +428,7 @@ def vectors() -> dict[str, bytes]:
         "executed": message(EXECUTED, batch=7),
         "pause": message(PAUSE, batch=7, index=2),
         "resume": message(RESUME, batch=7, index=2),
+        "wake": message(WAKE),
         "activity_ask": message(ACTIVITY),
         "activity": message(ACTIVITY, batch=9, length=3),
         "caller": greeting(CALLER, "classify", capabilities=7),

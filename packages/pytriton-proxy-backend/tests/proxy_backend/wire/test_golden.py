@@ -46,6 +46,7 @@ def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
         ("cancel", messages.pack_cancel(7, 2)),
         ("pause", messages.pack_pause(7, 2)),
         ("resume", messages.pack_resume(7, 2)),
+        ("wake", messages.pack_wake()),
         ("detach", messages.pack_detach()),
         ("activity_ask", messages.pack_activity()),
         ("activity", messages.pack_activity(taken=9, in_flight=3)),

@@ -1,6 +1,8 @@
 """What a running server has: its models, their signatures and statistics."""
 
+import http.client
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -9,9 +11,10 @@ from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import parse_model_config
-from pytriton.server.control.http import Control, ControlError, VersionState
+from pytriton.server.control.http import Control, ControlError, VersionState, fetch
 
 __all__ = [
+    "ASLEEP",
     "NOT_READY",
     "Counts",
     "ListedModel",
@@ -22,7 +25,9 @@ __all__ = [
     "list_models",
     "models_as_json",
     "models_as_text",
+    "read_asleep",
     "read_tables",
+    "with_sleep",
 ]
 
 _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
@@ -30,6 +35,14 @@ _NUMBERS = ("OK", "FAILED", "AVERAGE")
 _UNKNOWN = "-"
 NOT_READY = "NOT READY"
 """The state of a version that is loaded but has no worker."""
+ASLEEP = "ASLEEP"
+"""The state of a version that is ready, and whose workers have ended until a request comes."""
+_ASLEEP_REASON = "no request came for a while, so its workers have ended; the next request starts them"
+_WORKER_ASLEEP = re.compile(
+    r'^pytriton_worker_asleep\{model="([^"]*)",version="(\d+)",worker="\d+"\} (\S+)$', re.MULTILINE
+)
+_METRICS_TIMEOUT_S = 2.0
+_METRICS_BYTES = 32 << 20
 _NOT_READY_REASON = "no worker is attached, or the model says so itself"
 
 Answer = TypeVar("Answer")
@@ -179,6 +192,39 @@ def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None
         return call(), None
     except ControlError as error:
         return None, error
+
+
+def read_asleep(host: str, port: int) -> frozenset[tuple[str, int]]:
+    """Return names and versions of the models that sleep, as a page of metrics says; none if it cannot be read."""
+    connection = http.client.HTTPConnection(host, port, timeout=_METRICS_TIMEOUT_S)
+    try:
+        status, page = fetch(
+            connection,
+            "GET",
+            "/metrics",
+            None,
+            {"Connection": "close"},
+            timeout_s=_METRICS_TIMEOUT_S,
+            max_bytes=_METRICS_BYTES,
+        )
+    except (OSError, http.client.HTTPException):
+        return frozenset()
+    finally:
+        connection.close()
+    found = _WORKER_ASLEEP.findall(page.decode(errors="replace")) if status == http.HTTPStatus.OK else []
+    awake = {(name, int(version)) for name, version, value in found if float(value) == 0}
+    return frozenset((name, int(version)) for name, version, _ in found) - awake
+
+
+def with_sleep(model: ListedModel, asleep: Collection[tuple[str, int]]) -> ListedModel:
+    """Return a model with the state of those of its versions that sleep."""
+    versions = [
+        replace(each, state=ASLEEP, reason=_ASLEEP_REASON)
+        if each.state == "READY" and (each.name, each.version) in asleep
+        else each
+        for each in model.versions
+    ]
+    return replace(model, versions=versions)
 
 
 def find_versions(control: Control, name: str) -> list[VersionState]:

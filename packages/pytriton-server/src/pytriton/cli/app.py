@@ -181,12 +181,20 @@ def serve(
             help="How many processes serve each model, each with its own copy; by default a thread of this one does.",
         ),
     ] = 0,
+    idle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="After so long without a request, such as 90s, 5m or 1h, the processes of --workers end, and the next "
+            "request for their model starts them again.",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
-            "workers and fields of ModelConfig. What is typed here counts more.",
+            "workers, idle and fields of ModelConfig. What is typed here counts more.",
         ),
     ] = None,
     reload: Annotated[

@@ -47,12 +47,15 @@ def models(
     access_token: Token = None,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    metrics_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The port of its page of metrics, which says which models sleep.")
+    ] = 8002,
     openapi: Annotated[
         bool, typer.Option("--openapi", help="Print an OpenAPI document: what JSON the models take and give.")
     ] = False,
 ) -> None:
     """List the models of a server: state, versions, requests, signature."""
-    from pytriton.catalog.listing import list_models, models_as_json, models_as_text
+    from pytriton.catalog.listing import list_models, models_as_json, models_as_text, read_asleep, with_sleep
     from pytriton.catalog.openapi import describe_openapi
     from pytriton.client.management import TritonUrl
 
@@ -68,6 +71,8 @@ def models(
         if openapi:
             typer.echo(json.dumps(describe_openapi(found, parsed.with_scheme), indent=2))
         else:
+            asleep = read_asleep(parsed.hostname, metrics_port)
+            found = [with_sleep(each, asleep) for each in found]
             typer.echo(models_as_json(found) if as_json else models_as_text(found))
 
 

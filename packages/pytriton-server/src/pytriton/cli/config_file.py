@@ -13,13 +13,17 @@ from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, QueuePolicy
 from pytriton.model_config.warmup import ModelWarmup, WarmupInput
 from pytriton.server.settings.config import TritonConfig
 
-__all__ = ["ConfigFile", "ConfigFileError", "read_config"]
+__all__ = ["ConfigFile", "ConfigFileError", "check_duration", "read_config", "read_duration"]
 
 # These fields are objects.
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
 # The function determines these fields.
 _OF_CODE = ("batching", "decoupled")
 _MOST_SHOWN = 80
+# What the file says of a model beside fields of its configuration.
+_OF_SERVE = ("workers", "idle")
+_DURATION = "a time above 0, such as 90s, 5m or 1h"
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ConfigFileError(Exception):
@@ -34,7 +38,7 @@ class ConfigFile:
         path: The file.
         options: Options of the command, by the names of its parameters.
         server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, and fields of `ModelConfig`.
+        models: By the name of the model: `workers`, `idle`, and fields of `ModelConfig`.
     """
 
     path: Path
@@ -47,9 +51,14 @@ class ConfigFile:
         workers: int = self.models.get(model, {}).get("workers", default)
         return workers
 
+    def idle_timeout_s(self, model: str, default: str | None) -> float | None:
+        """Return after how many seconds without a request a model sleeps; None is never."""
+        told: str | None = self.models.get(model, {}).get("idle", default)
+        return None if told is None else read_duration(told)
+
     def configure(self, model: str, config: ModelConfig) -> ModelConfig:
         """Return the configuration of a model, changed by the file."""
-        fields = {name: value for name, value in self.models.get(model, {}).items() if name != "workers"}
+        fields = {name: value for name, value in self.models.get(model, {}).items() if name not in _OF_SERVE}
         key = f"models.{model}"
         if "max_batch_size" in fields and not config.batching:
             _refuse(self.path, f"{key}.max_batch_size", "none for a model that takes one sample at a time: give it "
@@ -154,7 +163,9 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
     key = f"models.{model}"
     _check_type(path, key, told, dict)
     known = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in _OF_CODE]
-    _check_keys(path, f"{key}.", told, ["workers", *known])
+    _check_keys(path, f"{key}.", told, [*_OF_SERVE, *known])
+    if "idle" in told:
+        check_duration(path, f"{key}.idle", told["idle"])
     if "workers" in told and (not isinstance(told["workers"], int) or told["workers"] is True or told["workers"] < 0):
         _refuse(path, f"{key}.workers", "an integer of at least 0", told["workers"])
     return {name: _read_value(path, f"{key}.{name}", name, value) for name, value in told.items()}
@@ -203,6 +214,27 @@ def _choose(path: Path, key: str, kind: type[enum.Enum], value: Any) -> enum.Enu
     if value not in kind.__members__:
         _refuse(path, key, " or ".join(kind.__members__), value)
     return kind[value]
+
+
+def read_duration(text: str) -> float:
+    """Return the seconds that a text such as `90s`, `5m` or `1h` means; a number alone is seconds.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    unit = _UNITS_S.get(text[-1:])
+    seconds = float(text if unit is None else text[:-1]) * (unit or 1.0)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"expected {_DURATION}; got {text!r}")
+    return seconds
+
+
+def check_duration(path: Path, key: str, value: Any) -> None:
+    """Refuse a value that `read_duration` does not read."""
+    try:
+        read_duration(value)
+    except (TypeError, ValueError):
+        _refuse(path, key, _DURATION, value)
 
 
 def _check_keys(path: Path, prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from pytriton.cli.config_file import ConfigFile, ConfigFileError, read_config
+from pytriton.cli.config_file import ConfigFile, ConfigFileError, check_duration, read_config, read_duration
 from pytriton.cli.reloading import Reloader
 from pytriton.cli.replacing import replacing
 from pytriton.cli.server_options import ServerOptions
@@ -37,6 +37,7 @@ _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
 # A file may have these options, too; ports are fields of `TritonConfig`.
 _IN_FILE = {
     "workers": int,
+    "idle": str,
     "address": str,
     "access_token": str,
     "unprotected": bool,
@@ -45,7 +46,17 @@ _IN_FILE = {
     "access_log": bool,
 }
 _TOLD = (UserCodeError, ConfigFileError)
-_OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected", "config")
+_OF_SERVER = (
+    "workers",
+    "idle",
+    "address",
+    "http_port",
+    "grpc_port",
+    "metrics_port",
+    "access_token",
+    "unprotected",
+    "config",
+)
 
 
 def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Guest]], given: Collection[str]) -> None:
@@ -54,6 +65,8 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
     Options in `given` win over the file of `--config`.
     """
     began = time.monotonic()
+    if options["idle"] is not None:
+        _check_idle(options["idle"])
     settings_now = _Settings(options, guests, given)
     try:
         file, values, settings = settings_now.read()
@@ -69,7 +82,7 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
     settings.start_log()
     # This handler counts until `serve` begins, which ends in order, with exit code 0.
     end_on_sigterm()
-    served = _Served(target, values["workers"], file)
+    served = _Served(target, values["workers"], values["idle"], file)
     try:
         with contextlib.ExitStack() as opened, settings.exit_on_errors(*_TOLD):
             reloader = Reloader(target) if options["reload"] else None
@@ -110,6 +123,8 @@ class _Settings:
         file = ConfigFile(Path()) if path is None else read_config(path, self._in_file)
         if file.options.get("workers", 0) < 0:
             raise ConfigFileError(f"{path}: workers: expected an integer of at least 0; got {file.options['workers']}")
+        if path is not None and "idle" in file.options:
+            check_duration(path, "idle", file.options["idle"])
         # The command line wins over the file, and the file over the default.
         values = {**self._options, **{name: each for name, each in file.options.items() if name not in self._given}}
         server = {name: value for name, value in file.server.items() if name not in self._given}
@@ -125,9 +140,10 @@ class _Settings:
 class _Served:
     """The models of a file or module on a server."""
 
-    def __init__(self, target: str, workers: int, file: ConfigFile) -> None:
+    def __init__(self, target: str, workers: int, idle: str | None, file: ConfigFile) -> None:
         self._target = target
         self._workers = workers
+        self._idle = idle
         self._file = file
         # The models by name: where they are defined, and the arguments of `bind`.
         self._models: dict[str, dict[str, Any]] = {}
@@ -196,15 +212,28 @@ class _Served:
         for place, model in found.items():
             signature = get_model_signature(model)
             workers = self._file.workers(signature.name, self._workers)
+            idle_timeout_s = self._file.idle_timeout_s(signature.name, self._idle)
+            if idle_timeout_s is not None and not workers:
+                raise UserCodeError(
+                    f"{signature.name} cannot sleep when it is idle, because a thread of the server's process serves "
+                    f"it: give it a process of its own, with --workers 1, or leave out --idle"
+                )
             models[signature.name] = {
                 # Given by its place, because worker processes find an object by that.
-                "infer_func": ProcessWorker(place, copies=workers) if workers else model,
+                "infer_func": ProcessWorker(place, copies=workers, idle_timeout_s=idle_timeout_s) if workers else model,
                 "inputs": signature.inputs,
                 "outputs": signature.outputs,
                 "config": self._file.configure(signature.name, signature.config),
             }
         self._file.check_models(models)
         return models
+
+
+def _check_idle(text: str) -> None:
+    try:
+        read_duration(text)
+    except ValueError:
+        raise typer.BadParameter(f"--idle: expected a time above 0, such as 90s, 5m or 1h; got {text!r}") from None
 
 
 def _bind(bind: Callable[..., object], name: str, model: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from nicegui import Client, app, ui
 
-from pytriton.catalog.listing import NOT_READY, ListedModel
+from pytriton.catalog.listing import ASLEEP, NOT_READY, ListedModel
 from pytriton.catalog.openapi import describe_openapi
 from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec
@@ -222,7 +222,7 @@ class _Page:
         """Yield the problems of models and workers."""
         for worker in view.workers:
             times = f"{worker.ends} time{'s' if worker.ends != 1 else ''}"
-            if not worker.attached:
+            if not worker.attached and not worker.asleep:
                 ended = f": its process has ended by itself {times}" if worker.ends else ""
                 yield f"{_worker_name(worker)} is not attached{ended}."
             elif worker.ended_lately:
@@ -268,7 +268,7 @@ class _Overview(_Page):
         watcher = self.console.watcher
         history = watcher.points()
         point = _last(history)
-        ready = sum(model.state == "READY" for model in view.models)
+        ready = sum(model.state in ("READY", ASLEEP) for model in view.models)
         attached = sum(worker.attached for worker in view.workers)
         self._tiles(
             _rate(point.requests_s if point else None),
@@ -341,7 +341,7 @@ class _ModelPage(_Page):
         versions = [] if model is None else [str(each.version) for each in model.versions if each.version is not None]
         self._versions.set_text(f"version {', '.join(versions)}" if versions else "")
         can_load = self._name in view.loadable
-        self._load.set_text("Reload" if state in ("READY", NOT_READY) else "Load")
+        self._load.set_text("Reload" if state in ("READY", NOT_READY, ASLEEP) else "Load")
         self._load.set_visibility(can_load)
         self._unload.set_visibility(model is not None and bool(versions) and state != "UNAVAILABLE")
         spec = None if model is None else model.spec
@@ -534,8 +534,8 @@ def _row(model: ListedModel, view: View, point: Point | None) -> dict[str, Any]:
 def _worker_row(worker: WorkerCounts) -> dict[str, Any]:
     return {
         "worker": f"{worker.place}" + (f", version {worker.version}" if worker.version != "1" else ""),
-        "state": "attached" if worker.attached else "not attached",
-        "color": "positive" if worker.attached else "negative",
+        "state": "asleep" if worker.asleep else "attached" if worker.attached else "not attached",
+        "color": "info" if worker.asleep else "positive" if worker.attached else "negative",
         "pid": "-" if worker.pid is None else str(worker.pid),
         "busy": "-" if worker.busy is None else f"{worker.busy:.0%}",
         "requests": f"{worker.requests:,.0f}",
@@ -550,7 +550,7 @@ def _worker_name(worker: WorkerCounts) -> str:
 
 
 def _color(state: str) -> str:
-    return {"READY": "positive", "LOADING": "info", "UNLOADING": "info"}.get(state, "negative")
+    return {"READY": "positive", ASLEEP: "info", "LOADING": "info", "UNLOADING": "info"}.get(state, "negative")
 
 
 def _last(history: list[tuple[float, Point | None]]) -> Point | None:

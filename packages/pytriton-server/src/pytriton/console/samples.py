@@ -28,6 +28,7 @@ _COUNTERS = {
 # Triton gives this reason for errors of the backend; our own metrics know more of them.
 _OF_BACKEND = "backend"
 _OK = "ok"
+_WORKER_STATES = {"pytriton_worker_attached": "attached", "pytriton_worker_asleep": "asleep"}
 
 
 @dataclass
@@ -89,6 +90,8 @@ class WorkerCounts:
     version: str
     place: int
     attached: bool = False
+    asleep: bool = False
+    """Whether it has ended until a request comes."""
     pid: int | None = None
     ends: int = 0
     """How many of its processes ended by themselves."""
@@ -222,8 +225,8 @@ def _take(sample: Sample, name: str, labels: Mapping[str, str], value: float) ->
         return
     key = (labels["model"], labels.get("version", ""), int(labels["worker"]))
     worker = sample.workers.setdefault(key, WorkerCounts(*key))
-    if name == "pytriton_worker_attached":
-        worker.attached = bool(value)
+    if name in _WORKER_STATES:
+        setattr(worker, _WORKER_STATES[name], bool(value))
     elif name == "pytriton_worker_pid":
         worker.pid = int(value)
     elif name == "pytriton_worker_ends":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from pytriton.catalog.listing import Counts, ListedModel, Tables, find_spec, find_versions, read_tables
+from pytriton.catalog.listing import Counts, ListedModel, Tables, find_spec, find_versions, read_tables, with_sleep
 from pytriton.client import ModelSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.console.samples import Point, Sample, WorkerCounts, read_metrics, read_statistics, since, total
@@ -234,6 +234,10 @@ class Watcher:
             )
         workers = self._take(sample)
         models = self._models(tables, [*sample.models, *(worker.model for worker in workers)])
+        named = [(worker.model, worker.version, worker.asleep) for worker in workers if worker.version.isdecimal()]
+        awake = {(name, int(version)) for name, version, is_asleep in named if not is_asleep}
+        asleep = {(name, int(version)) for name, version, _ in named} - awake
+        models = [with_sleep(model, asleep) for model in models]
         if len(models) > MOST_MODELS:
             notes.append(f"{len(models):,} models are there, {MOST_MODELS:,} of them are shown.")
         return View(

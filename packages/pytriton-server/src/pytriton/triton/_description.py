@@ -29,6 +29,10 @@ class ModelDescription:
     """How many other processes serve it."""
     is_ready: bool | None
     """Whether a worker can answer; None while the server does not run."""
+    is_asleep: bool = False
+    """Whether its workers have ended until a request comes; it is ready all the same."""
+    idle_timeout_s: float | None = None
+    """After how many seconds without a request that is so; None is never."""
 
     @property
     def inputs(self) -> str:
@@ -55,10 +59,12 @@ class ModelDescription:
         facts += ["decoupled"] if config.decoupled else []
         facts += [_counted(self.threads, "thread")] if self.threads else []
         facts += [_counted(self.processes, "process", "es")] if self.processes else []
+        facts += [f"sleeps after {self.idle_timeout_s:g} s"] if self.idle_timeout_s is not None else []
         return ", ".join(facts)
 
     def __str__(self) -> str:
         state = [] if self.is_ready is None else ["ready" if self.is_ready else "not attached"]
+        state = ["asleep"] if self.is_asleep else state
         return f"{self.name}({self.inputs}) -> {self.outputs}; {', '.join([*state, self.facts])}"
 
 
@@ -91,6 +97,8 @@ def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescriptio
         threads=sum(not isinstance(each, ProcessWorker) for each in model.definition.callables),
         processes=sum(each.copies for each in model.definition.callables if isinstance(each, ProcessWorker)),
         is_ready=model.is_attached if is_running else None,
+        is_asleep=is_running and model.is_asleep,
+        idle_timeout_s=model.definition.idle_timeout_s,
     )
 
 

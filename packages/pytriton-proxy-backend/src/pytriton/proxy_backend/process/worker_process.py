@@ -38,6 +38,8 @@ _FIRST_DELAY_S = 0.1
 _LAST_DELAY_S = 5.0
 # Seconds between the limit for requests in flight and SIGKILL.
 _KILL_MARGIN_S = 0.5
+# Seconds that the requests in flight get before a sleep; nobody waits for what they hold up.
+_SLEEP_S = 1e6
 # Seconds that an interpreter may take to end after its worker.
 _END_S = 5.0
 
@@ -59,6 +61,14 @@ class RestartLimits:
     start_timeout_s: float = 300.0
     silence_timeout_s: float | None = None
 
+    def exceeded(self, age_s: float, silence_s: float, *, is_ready: bool) -> str | None:
+        """Return why a process of this age, and silent for so long, has to be killed; None if it has not."""
+        if not is_ready:
+            limit_s = self.start_timeout_s
+            return None if age_s < limit_s else f"was not ready within {limit_s:g} s: it was killed"
+        limit = self.silence_timeout_s
+        return None if limit is None or silence_s < limit else f"gave no sign of life for {limit:g} s: it was killed"
+
 
 class WorkerProcess:
     """Serves one model version with one callable, in a process of its own. Used as a `Worker` is.
@@ -66,7 +76,8 @@ class WorkerProcess:
     A process that ends by itself is started again after 0.1 s, then after twice the time, and so on up to 5 s. One that
     does not come up the first time, raises an unrecoverable error, or is refused, as one of another version, is not.
 
-    States: new --start()--> starting --> attached --crash--> waiting --> starting ... --stop(), or given up--> ended
+    States: new --start()--> starting --> attached --crash--> waiting --> starting ... --stop(), or given up--> ended;
+    attached --sleep()--> asleep --wake()--> starting
     """
 
     _KIND = "worker process"
@@ -104,6 +115,9 @@ class WorkerProcess:
         self._error: WorkerProcessError | None = None
         self._stop_deadline: float | None = None
         self._in_flight_s = math.inf
+        self.is_asleep: bool | None = None
+        """Whether it was put to sleep, and not woken; `None` of one that never sleeps."""
+        self._was_put_to_sleep = False
         self._past: WorkerStatistics = Counters().snapshot()
         # Only the thread uses these.
         self._was_ready = False
@@ -162,9 +176,24 @@ class WorkerProcess:
         thread.join(timeout_s + _KILL_MARGIN_S + _END_S + _POLL_S + 10.0)
         return not thread.is_alive()
 
+    def sleep(self) -> None:
+        """End the process when it has finished the requests in flight, and start no other one before `wake`."""
+        with self._changed:
+            self.is_asleep = self._was_put_to_sleep = True
+            # From here on it detaches, which it does not report.
+            self._attached = False
+            if self._child is not None:
+                self._child.stop(_SLEEP_S)
+
+    def wake(self) -> None:
+        """Start the process again after `sleep`; at once, or when the one that was put to sleep has ended."""
+        with self._changed:
+            self.is_asleep = False
+            self._changed.notify_all()
+
     @property
     def is_alive(self) -> bool:
-        """Whether it is looked after: it runs, or is about to be started again."""
+        """Whether it is looked after: it runs, sleeps, or is about to be started again."""
         return self._thread is not None and self._thread.is_alive() and not self._ended
 
     @property
@@ -220,6 +249,8 @@ class WorkerProcess:
         error: WorkerProcessError | None = None
         while error is None and self._stop_deadline is None:
             try:
+                if not self._await_wake():
+                    break
                 error = self._run_once()
             except Exception as failure:
                 # Even reporting the end failed.
@@ -231,6 +262,13 @@ class WorkerProcess:
             self._changed.notify_all()
         if error is not None:
             call_safely(self._tell_given_up, error)
+
+    def _await_wake(self) -> bool:
+        """Wait as long as it sleeps; return whether a process shall run then."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_asleep or self._stop_deadline is not None)
+            self._was_put_to_sleep = False
+            return self._stop_deadline is None
 
     def _after_failure(self, failure: Exception) -> WorkerProcessError | None:
         """Wait until the next process may start; returns why there shall be none."""
@@ -264,6 +302,8 @@ class WorkerProcess:
             child = ChildProcess(self._launch, self._job, self._label, self._output_logger, self._start_process)
             with self._changed:
                 self._child = child
+                if self.is_asleep:
+                    child.stop(_SLEEP_S)
                 if self._stop_deadline is not None:
                     child.stop(min(max(0.0, self._stop_deadline - time.monotonic()), self._in_flight_s))
             reason = self._look_after(child)
@@ -287,7 +327,8 @@ class WorkerProcess:
                     self._past = add_statistics(self._past, child.statistics)
                     child.close()
                 self._changed.notify_all()
-        if self._stop_deadline is not None:
+        # What its code has reported counts, also while it was to sleep.
+        if self._stop_deadline is not None or (self._was_put_to_sleep and self._failure is None):
             return None
         return self._after_end(child, reason)
 
@@ -344,13 +385,7 @@ class WorkerProcess:
                 return None
             logger.warning("%s is still busy after the time to stop: it is killed", self._label)
             return "was still busy"
-        if not is_ready:
-            limit_s = self._limits.start_timeout_s
-            return None if now < started + limit_s else f"was not ready within {limit_s:g} s: it was killed"
-        silence_s = self._limits.silence_timeout_s
-        if silence_s is not None and now >= self._heard + silence_s:
-            return f"gave no sign of life for {silence_s:g} s: it was killed"
-        return None
+        return self._limits.exceeded(now - started, now - self._heard, is_ready=is_ready)
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -372,7 +407,7 @@ class WorkerProcess:
                 if kind == "ready":
                     self._was_ready = self._ready = True
                 else:
-                    self._attached = bool(message.get("value"))
+                    self._attached = bool(message.get("value")) and not self._was_put_to_sleep
                     self._detached_since = time.monotonic()
                     self._was_attached = True
                 self._changed.notify_all()
@@ -389,17 +424,13 @@ class WorkerProcess:
             if failure.get("stage") == "unrecoverable":
                 return self._refusal(ended, child)
             if failure.get("stage") == "refused" and self._is_final:
-                return self._refusal(f"was refused: {failure.get('text')}{self._versions()}", child)
+                return self._refusal(f"was refused: {failure.get('text')}{_versions(self._launch)}", child)
         if not self._was_ready:
             if child is not None and (child.exit_code or 0) > 0 and not self._has_greeted:
                 missing = missing_in(self._launch)
                 ended += f": {missing}" if missing else ""
             return self._refusal(f"did not come up: {ended}", child, quoted=failure is None)
-        now = time.monotonic()
-        self._crashes.append(now)
-        while self._crashes[0] < now - self._limits.crash_window_s:
-            self._crashes.popleft()
-        count = len(self._crashes)
+        count = _count_end(self._crashes, self._limits.crash_window_s)
         most = self._limits.max_crashes
         if most is not None and count >= most:
             text = f"is given up after {count} ends within {self._limits.crash_window_s:g} s; the last time {ended}"
@@ -424,14 +455,6 @@ class WorkerProcess:
         """Whether a refusal ends it: one that served before, and is never given up, waits for somebody to mend it."""
         return not self._was_attached or self._limits.max_crashes is not None
 
-    def _versions(self) -> str:
-        """Return which version is here and which one its interpreter has, as a sentence; empty if they are the same."""
-        ours, theirs = installed_version(), installed_in(self._launch)
-        if ours == theirs:
-            return ""
-        python = self._launch.command()[0]
-        return f". {python} has pytriton-proxy-backend {theirs or 'without a version'}, its parent {ours or 'none'}"
-
     def _refusal(self, text: str, child: ChildProcess | None = None, *, quoted: bool = False) -> WorkerProcessError:
         lines = () if child is None else child.log_tail
         reason = f"{self._label} {text.rstrip('.')}"
@@ -444,3 +467,21 @@ class WorkerProcess:
             crashes=len(self._crashes),
             log_lines=lines,
         )
+
+
+def _count_end(ends: collections.deque[float], window_s: float) -> int:
+    """Add the end of a process to those before it; return how many there are within the time in which they count."""
+    now = time.monotonic()
+    ends.append(now)
+    while ends[0] < now - window_s:
+        ends.popleft()
+    return len(ends)
+
+
+def _versions(launch: Launch) -> str:
+    """Return which version is here and which one its interpreter has, as a sentence; empty if they are the same."""
+    ours, theirs = installed_version(), installed_in(launch)
+    if ours == theirs:
+        return ""
+    python = launch.command()[0]
+    return f". {python} has pytriton-proxy-backend {theirs or 'without a version'}, its parent {ours or 'none'}"

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from ..wire import messages
 from ..wire.errors import ProtocolError
 from ..wire.greetings import Hello, Welcome, parse_answer
-from ..wire.layout import ALIGNMENT
+from ..wire.layout import ALIGNMENT, Capability
 from ..wire.messages import BATCH, BATCH_DONE, INPUT_RELEASED, Buffer, Header, pack_release, pack_response, read_header
 from .segments import Block, PeerSegments, Place, State
 
@@ -36,6 +36,7 @@ class WorkerProtocol(Generic[B]):
         consumed: How many responses it has read.
         paused: The requests of each batch whose callers do not take their responses for now.
         resumptions: What to call when a batch that pauses may go on.
+        is_woken: Whether a batch waits, of a worker that is asleep.
     """
 
     def __init__(self, hello: Hello, free: Callable[[B], object]) -> None:
@@ -53,6 +54,7 @@ class WorkerProtocol(Generic[B]):
         self.consumed = 0
         self.paused: dict[int, set[int]] = {}
         self.resumptions: dict[int, Callable[[], object]] = {}
+        self.is_woken = False
         self._hello = hello
         self._free = free
 
@@ -116,6 +118,8 @@ class WorkerProtocol(Generic[B]):
             requests.discard(index)
             if not requests and self.paused.pop(number, None) is not None:
                 self.resumptions.pop(number, _nothing)()
+        elif kind == messages.WAKE and self.welcome.capabilities & Capability.ASLEEP:
+            self.is_woken = True
         elif kind != messages.CANCEL:
             raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
 

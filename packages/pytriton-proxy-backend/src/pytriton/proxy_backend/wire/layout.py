@@ -34,6 +34,7 @@ class Capability(enum.IntFlag):
     REFERENCES = 1 << 7
     STANDS_IN = 1 << 8
     PACE = 1 << 9
+    ASLEEP = 1 << 10
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.
@@ -61,6 +62,7 @@ class MessageType(enum.IntEnum):
     EXECUTED = 16
     PAUSE = 17
     RESUME = 18
+    WAKE = 19
 
 
 class MessageFlag(enum.IntFlag):

@@ -34,6 +34,7 @@ RESULT = int(MessageType.RESULT)
 EXECUTED = int(MessageType.EXECUTED)
 PAUSE = int(MessageType.PAUSE)
 RESUME = int(MessageType.RESUME)
+WAKE = int(MessageType.WAKE)
 INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 BATCH_DONE = int(MessageFlag.BATCH_DONE)
 STREAM = int(MessageFlag.STREAM)
@@ -123,6 +124,11 @@ def pack_pause(batch: int, request: int) -> bytes:
 def pack_resume(batch: int, request: int) -> bytes:
     """Pack that the caller of a request takes its responses again."""
     return _pack(RESUME, 0, HEADER_SIZE, batch, 0, 0, request, 0, 0)
+
+
+def pack_wake() -> bytes:
+    """Pack that a batch waits, for a worker that is asleep."""
+    return _pack(WAKE, 0, HEADER_SIZE, 0, 0, 0, 0, 0, 0)
 
 
 def pack_executed(batch: int) -> bytes:

@@ -31,7 +31,7 @@ from pytriton.server.models.arguments import (
 from pytriton.server.models.callers import CALLING_MODEL
 from pytriton.server.models.hinted import describe, ignores_parameters, is_hinted, load_callable
 from pytriton.server.models.notebooks import in_notebook
-from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.server.models.process_workers import ProcessWorker, common_idle_timeout
 from pytriton.server.models.warmup import WarmupBatches
 
 __all__ = ["ModelDefinition", "render_config", "render_config_json", "triton_part"]
@@ -86,6 +86,8 @@ class ModelDefinition:
         )
         self.callables: list[InferFunc | ProcessWorker] = [load_callable(infer, name) for infer in infer_funcs]
         """What serves it."""
+        self.idle_timeout_s = common_idle_timeout(self.callables, name)
+        """After how many seconds without a request its workers sleep; None is never."""
         self.ignores_parameters = all(map(ignores_parameters, infer_funcs))
         """Whether none of that reads the parameters of requests."""
         # The callables that the user knows, by which their configuration is found.

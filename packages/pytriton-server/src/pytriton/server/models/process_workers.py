@@ -21,7 +21,14 @@ from pytriton.proxy_backend.process.messages import WorkerJob, find_not_json
 from pytriton.proxy_backend.process.worker_process import RestartLimits, WorkerProcess
 from pytriton.proxy_backend.worker.loading import target_of
 
-__all__ = ["Environment", "FallbackWorker", "ProcessWorker", "TritonWorkerError", "make_worker_process"]
+__all__ = [
+    "Environment",
+    "FallbackWorker",
+    "ProcessWorker",
+    "TritonWorkerError",
+    "common_idle_timeout",
+    "make_worker_process",
+]
 
 Environment = Mapping[str, "str | Sequence[str | None] | None"] | Sequence[Mapping[str, str | None]]
 """Variables by name; a list has one value for each copy. Or one mapping for each copy."""
@@ -93,6 +100,9 @@ class ProcessWorker:
             up.
         crash_window_s: The time in which they count, in seconds.
         start_timeout_s: How long factory and warm-up of one process may take, in seconds.
+        idle_timeout_s: When no request has come for so long, in seconds, the processes end, and their memory is free;
+            the model stays ready, and its next request starts them again, and waits for them as long as
+            `ModelConfig.attach_timeout_s` says. None lets them run.
 
     Raises:
         PyTritonBadParameterError: An argument is not acceptable; says which one, and why.
@@ -111,6 +121,7 @@ class ProcessWorker:
         max_crashes: int = 5,
         crash_window_s: float = 60.0,
         start_timeout_s: float = 300.0,
+        idle_timeout_s: float | None = None,
     ) -> None:
         self.factory = factory
         """The factory as it was given."""
@@ -134,6 +145,8 @@ class ProcessWorker:
             start_timeout_s=_seconds("start_timeout_s", start_timeout_s),
         )
         """When a process is started again, and when it is given up."""
+        self.idle_timeout_s = None if idle_timeout_s is None else _seconds("idle_timeout_s", idle_timeout_s)
+        """After how long without a request the processes end, in seconds; None is never."""
 
     def __repr__(self) -> str:
         return f"ProcessWorker({self.target!r}, copies={self.copies})"
@@ -154,6 +167,29 @@ class ProcessWorker:
             copy: Which, from 0 on.
         """
         return Launch(python=self.python, environment=self.environments[copy], working_dir=self.working_dir)
+
+
+def common_idle_timeout(callables: Sequence[Any], model_name: str) -> float | None:
+    """Return after how many seconds without a request the workers of a model sleep; None is never.
+
+    Raises:
+        PyTritonBadParameterError: Not all of them say the same.
+    """
+    wanted = [each.idle_timeout_s if isinstance(each, ProcessWorker) else None for each in callables]
+    found = [each for each in wanted if each is not None]
+    if not found:
+        return None
+    if wanted != [found[0]] * len(wanted):
+        in_threads = any(not isinstance(each, ProcessWorker) for each in callables)
+        raise PyTritonBadParameterError(
+            f"Model {model_name!r}: ProcessWorker.idle_timeout_s must be the same for all workers of a model, which "
+            f"sleeps as a whole; got {', '.join('none' if each is None else f'{each:g}' for each in wanted)}."
+            + (" A callable in a thread of this process cannot sleep." if in_threads else ""),
+            parameter="ProcessWorker.idle_timeout_s",
+            value=wanted,
+            rule="the same for all workers of a model",
+        )
+    return found[0]
 
 
 def make_worker_process(

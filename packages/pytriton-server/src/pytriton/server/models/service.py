@@ -94,6 +94,11 @@ class WorkerService:
         return self.workers.is_attached
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether its workers have ended until a request comes, which counts as attached."""
+        return self.workers.is_asleep
+
+    @property
     def error(self) -> BaseException | None:
         """Why a worker ended that nobody stopped."""
         return self.workers.error
@@ -163,6 +168,8 @@ class WorkerService:
                 continue
             context = self.definition.make_context(infer, None if self._tracer is None else self._tracer.tracer)
             self.workers.start_thread(infer, endpoint, context, on_unrecoverable)
+        if self.definition.idle_timeout_s is not None:
+            self.workers.start_sleep(endpoint, self.definition.idle_timeout_s)
 
     def describe(self, endpoints: Path) -> None:
         """Write what a worker from elsewhere must know beside the socket; `stop_workers` removes it.

@@ -13,6 +13,7 @@ from typing import Any
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
+from pytriton.proxy_backend.process.sleep import Sleep, SleepState
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
@@ -49,6 +50,7 @@ class ModelWorkers:
         # One for each worker; None for those in processes of their own.
         self._warmups: list[WarmupBatches | None] = []
         self._fallback: FallbackWorker | None = None
+        self._sleep: Sleep | None = None
         self.was_attached = False
         """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
 
@@ -61,13 +63,24 @@ class ModelWorkers:
 
     @property
     def is_attached(self) -> bool:
-        """Whether there are workers and all of them are attached to the server right now."""
-        return self.is_alive and all(worker.is_attached for worker in self._workers)
+        """Whether there are workers and all of them are attached to the server right now, or sleep."""
+        return self.is_alive and (self._holds_place or all(worker.is_attached for worker in self._workers))
 
     @property
     def has_attached(self) -> bool:
-        """Whether one of the workers at least is attached to the server right now."""
-        return any(worker.is_attached for worker in tuple(self._workers))
+        """Whether one of the workers at least is attached to the server right now, or will be for a request."""
+        return any(worker.is_attached for worker in tuple(self._workers)) or self._holds_place
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the workers have ended until a request comes."""
+        sleep = self._sleep
+        return sleep is not None and sleep.state is SleepState.ASLEEP
+
+    @property
+    def _holds_place(self) -> bool:
+        sleep = self._sleep
+        return sleep is not None and sleep.holds_place
 
     @property
     def has_stand_in(self) -> bool:
@@ -145,6 +158,19 @@ class ModelWorkers:
                 )
             )
 
+    def start_sleep(self, endpoint: Path, idle_timeout_s: float) -> None:
+        """Put the workers, which are all in processes of their own, to sleep while nobody calls the model.
+
+        Args:
+            endpoint: The socket of the model.
+            idle_timeout_s: How long nobody has called it then, in seconds.
+        """
+        self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, float(self._config.attach_timeout_s))
+        for worker in self._workers:
+            if isinstance(worker, WorkerProcess):
+                self._sleep.add(worker)
+        self._sleep.start()
+
     def _add(self, worker: Worker | WorkerProcess, warmup: WarmupBatches | None = None) -> None:
         self._workers.append(worker)
         self._warmups.append(warmup)
@@ -199,11 +225,18 @@ class ModelWorkers:
         """
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
-            worker.wait_attached(max(0.0, deadline - time.monotonic()))
+            # They may sleep before the server, which was started again, has met them.
+            while not self._holds_place:
+                with contextlib.suppress(AttachError):
+                    worker.wait_attached(_POLL_S)
+                    break
+                if not worker.is_alive or time.monotonic() >= deadline:
+                    worker.wait_attached(0.0)
         self.was_attached = self.totals.was_served = True
 
     def cut(self) -> None:
         """Cut the workers off from the server, whatever they are doing. `stop` has to follow."""
+        self._end_sleep()
         for worker in self._workers:
             worker.stop(0.0)
 
@@ -213,6 +246,7 @@ class ModelWorkers:
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
         """
+        self._end_sleep()
         for warmup in self._warmups:
             if warmup is not None:
                 warmup.cut()
@@ -226,6 +260,11 @@ class ModelWorkers:
         fallback, self._fallback = self._fallback, None
         if fallback is not None:
             fallback.stop(timeout_s)
+
+    def _end_sleep(self) -> None:
+        sleep, self._sleep = self._sleep, None
+        if sleep is not None:
+            sleep.stop()
 
 
 def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:

@@ -313,6 +313,11 @@ class _Callables(Collector):
         attached = GaugeMetricFamily(
             "pytriton_worker_attached", "Whether the worker of the callable is attached to the server", labels=_LABELS
         )
+        asleep = GaugeMetricFamily(
+            "pytriton_worker_asleep",
+            "Whether the worker has ended until a request comes; left out where it never does",
+            labels=_LABELS,
+        )
         process = GaugeMetricFamily(
             "pytriton_worker_pid", "Process of the worker; left out while it has none", labels=_LABELS
         )
@@ -343,13 +348,15 @@ class _Callables(Collector):
             sent.add_metric(labels, statistics.output_bytes)
             if totals.attached is not None:
                 attached.add_metric(labels, float(totals.attached))
+            if totals.asleep is not None:
+                asleep.add_metric(labels, float(totals.asleep))
             if totals.pid is not None:
                 process.add_metric(labels, totals.pid)
             if (resident := totals.memory) is not None:
                 memory.add_metric(labels, resident)
             ends.add_metric(labels, totals.ends)
         yield from (requests, failed, cancelled, rows, seconds, first, queued, received, sent)
-        yield from (attached, process, memory, ends)
+        yield from (attached, asleep, process, memory, ends)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

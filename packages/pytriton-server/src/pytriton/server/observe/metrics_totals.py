@@ -21,12 +21,14 @@ class CallableTotals:
     place: int
     """The place in the list, from 0 on."""
     attached: bool | None
-    """Whether a worker is attached right now; None before the model was served for the first time."""
+    """Whether a worker is attached right now; None while it sleeps, and before the model was served the first time."""
     statistics: WorkerStatistics
     pid: int | None
     """The process of the worker that runs; None while there is none."""
     ends: int
     """How many processes of workers ended by themselves here."""
+    asleep: bool | None = None
+    """Whether the worker sleeps until a request comes; None of one that never does."""
 
     @property
     def memory(self) -> int | None:
@@ -89,20 +91,23 @@ class StatisticsTotals:
             self._fold()
             totals, ends = dict(self._ended), dict(self._ends)
             attached: set[int] = set()
+            asleep: dict[int, bool | None] = {}
             pids: dict[int, int | None] = {}
             for place, worker in self._workers:
                 totals[place] = _added(totals.get(place), worker.statistics)
                 ends[place] = ends.get(place, 0) + _ends(worker)
                 pids[place] = worker.pid if isinstance(worker, WorkerProcess) else os.getpid()
+                asleep[place] = worker.is_asleep if isinstance(worker, WorkerProcess) else None
                 if worker.is_attached:
                     attached.add(place)
         return [
             CallableTotals(
                 place=place,
-                attached=place in attached if self.was_served else None,
+                attached=place in attached if self.was_served and not asleep.get(place) else None,
                 statistics=totals[place],
                 pid=pids.get(place),
                 ends=ends.get(place, 0),
+                asleep=asleep.get(place),
             )
             for place in sorted(totals)
         ]

@@ -1,0 +1,104 @@
+"""Servers, and programs with servers, that end while the workers of a model sleep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytriton.triton import ProcessWorker, RestartPolicy, Triton
+from support import process_models
+from support.callables import X, Y
+from support.http import infer
+from support.processes import is_running, while_running
+from support.python_models import processes
+from support.serving import local_config, running, server_pid, short_home
+from support.waiting import PATIENCE_S, eventually
+
+IDLE_S = 0.2
+
+
+def worker_processes(parent: int | None = None) -> set[int]:
+    return set(processes("worker_main", parent or os.getpid()))
+
+
+def is_asleep(triton: Triton) -> bool:
+    """Whether its model sleeps, and the processes are gone."""
+    return triton.describe().models[0].is_asleep and not worker_processes()
+
+
+def test_a_server_that_is_started_again_finds_its_model_asleep() -> None:
+    restart = RestartPolicy(first_delay_s=0.1)
+    with short_home(), running(Triton(config=local_config(), restart=restart)) as triton:
+        triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=IDLE_S), X, Y)
+        eventually(lambda: is_asleep(triton))
+        pid = server_pid(triton)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_running(pid))
+        # Nobody wakes for a server that is started again.
+        eventually(lambda: triton.is_connected() and triton.is_alive() and is_asleep(triton))
+        eventually(lambda: answer_or_error(str(triton.http_url)) == [6.0])
+        eventually(lambda: is_asleep(triton))
+        # A new server takes it over, asleep.
+        triton.replace_server()
+        assert infer(triton.http_url, "m", 4.0) == [8.0]
+    assert worker_processes() == set()
+
+
+PROGRAM = """
+import sys, time
+from pytriton.triton import ProcessWorker, Triton
+from support import process_models
+from support.callables import X, Y
+from support.serving import local_config
+
+if __name__ == "__main__":
+    triton = Triton(config=local_config())
+    triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=0.2), X, Y)
+    triton.run()
+    while not triton.describe().models[0].is_asleep:
+        time.sleep(0.01)
+    print(triton.http_url, flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("is_waking", [False, True])
+def test_nothing_is_left_of_a_killed_program_whose_model_sleeps(is_waking: bool, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    # A killed program leaves its workspace behind, which the next one would remove.
+    with tempfile.TemporaryDirectory(prefix="pt") as home:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTRITON_HOME": home}
+        with while_running([sys.executable, script], stdout=subprocess.PIPE, env=environment) as program:
+            assert program.stdout is not None
+            url = program.stdout.readline().decode().strip()
+            server = set(processes("tritonserver", program.pid))
+            outcome: list[Any] = []
+            caller = threading.Thread(target=lambda: outcome.append(answer_or_error(url)))
+            if is_waking:
+                caller.start()
+                eventually(lambda: worker_processes(program.pid))
+            workers = worker_processes(program.pid)
+            program.kill()
+            program.wait()
+        eventually(lambda: not any(map(is_running, server | workers)))
+        if is_waking:
+            caller.join(PATIENCE_S)
+            # It was answered just before, or its connection has ended with the server.
+            (answer,) = outcome
+            assert answer == [6.0] or isinstance(answer, (str, OSError))
+
+
+def answer_or_error(url: str) -> Any:
+    try:
+        return infer(url, "m", 3.0)
+    except OSError as error:
+        return error
