@@ -13,6 +13,7 @@
     ├── KeyFileError            a file with keys is missing, open to others, or holds none (also a ValueError)
     ├── KeysMissingError        an address that is not of this machine needs keys (also a ValueError)
     ├── AttachError             the worker could not attach in time, or was refused
+    │   ├── CannotSleepError        the proxy backend cannot wake workers that sleep
     │   ├── GreetingTimeoutError    nobody answered its greeting
     │   └── VersionMismatchError    worker and proxy backend speak different protocols
     ├── UnsupportedModelError   the Python proxy cannot serve a model
