@@ -65,15 +65,11 @@ def test_a_path_in_pieces_is_not_another_path() -> None:
                 connection.sendall(b"GET /v2/health/live" + b"?" * 600 + b" HTTP/1.1\r\n\r\n")
                 assert read_answer(connection)[0] == 200
                 connection.sendall(begin)
-                # It has been read as soon as it is refused. Where it is not, the rest would end the server.
-                connection.settimeout(2)
-                try:
-                    status, text = read_answer(connection)
-                except TimeoutError:
-                    connection.sendall(rest)
-                    status, text = 0, "not refused"
+                # The server has read it once it has answered another one behind it.
+                assert is_well(triton)
+                connection.sendall(rest)
+                assert read_answer(connection)[0] == 404
             assert is_well(triton)
-            assert (status, "the first line of the request came in pieces" in text) == (400, True), text
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import html
 import http.client
@@ -21,7 +20,7 @@ from pytriton.decorators import Shape, model
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton
 from support.callables import identity
-from support.faults.raw_http import ask, ask_ahead, connect
+from support.faults.raw_http import ask, ask_ahead
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -149,17 +148,6 @@ def test_requests_that_do_not_wait_for_answers(served: Triton) -> None:
         answers = ask_ahead(served, [f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode() for path in sent])
         assert [status for status, _ in answers] == [paths[path] for path in sent[:-1]]
         assert [text[:9] == '{"models"' for _, text in answers] == [path in ("/", "/docs") for path in sent[:-1]]
-
-
-def test_a_caller_that_sends_very_many_requests_ahead(served: Triton) -> None:
-    """It is left, and others are not."""
-    data = b""
-    with connect(served) as connection, contextlib.suppress(ConnectionError):
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3000)
-        while part := connection.recv(65536):
-            data += part
-    assert data.count(b"HTTP/1.1 200 OK") <= 128
-    assert get(served, "/")[0] == 200
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -26,7 +26,9 @@ bool Connections::Reserve() {
 
 void Connections::OnAccept(int fd) {
   Slot* slot = SlotOf(fd);
-  if (slot != nullptr) slot->mark.store(kFresh, std::memory_order_release);
+  if (slot == nullptr) return;
+  slot->head.began.store(0, std::memory_order_relaxed);
+  slot->mark.store(kFresh, std::memory_order_release);
 }
 
 void Connections::Assign(int fd, ThreadLoad* thread) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "handover/http2_frames.h"
@@ -30,10 +31,19 @@ struct Connection {
   bool is_pipelined = false;      // a request began before the one in front of it was answered
   bool is_refused = false;        // what comes is read and thrown away
   bool is_left_alone = false;     // what comes is not looked at: only where nothing is refused
+  bool is_out_of_step = false;    // an answer came that no request is known for: what is behind it is not held back
+  bool is_paused = false;         // it has sent more than is read before the answer
+  // What was read and not given to the server: see refuse/held_back.h.
+  std::string held;
+  bool is_held_cut = false;       // these bytes are a part of a first line
   time_t refused_at = 0;
   uint64_t drained_bytes = 0;
   // Whether a request is complete whose response was not begun.
   bool awaits_response() const { return !unanswered.empty(); }
+  // Whether the answer to a request that the server has is not written to its end. False where that is not known.
+  bool is_being_answered() const {
+    return !is_out_of_step && !answers.is_lost() && (awaits_response() || !answers.is_at_begin());
+  }
   // Such requests, in their order, null for those that are not for inference; and that whose response is a stream.
   std::vector<std::shared_ptr<RequestOutcome>> unanswered;
   std::shared_ptr<RequestOutcome> streamed;
@@ -44,6 +54,12 @@ struct Connection {
   Http2Frames sent;
   Http2Frames received{kHttp2Preface};
   size_t goodbye_bytes = 0;  // of GOAWAY, that were sent
+};
+
+// When the head of a request that a connection sends began, in milliseconds, and which thread waits for its end; 0: none is.
+struct HeadMark {
+  std::atomic<uint64_t> began;
+  std::atomic<const void*> thread;
 };
 
 // The connections by descriptor. An entry is made when a socket is accepted and gone when it is closed; the objects are
@@ -61,6 +77,11 @@ class Connections {
   Connection* FindKnown(int fd);
   // What is wanted of a connection that was accepted; null for any other descriptor.
   Interest* FindInterest(int fd);
+  // The mark of a head, of a descriptor of any kind; null where there is none.
+  HeadMark* FindHead(int fd) {
+    Slot* slot = SlotOf(fd);
+    return slot == nullptr ? nullptr : &slot->head;
+  }
   // The request that was made of a connection last; null where it was taken before.
   void SetRequest(int fd, const TRITONSERVER_InferenceRequest* request);
   const TRITONSERVER_InferenceRequest* TakeRequest(int fd);
@@ -75,6 +96,7 @@ class Connections {
     std::atomic<ThreadLoad*> thread;  // that it is counted for, or null
     std::atomic<const TRITONSERVER_InferenceRequest*> request;
     Interest interest;
+    HeadMark head;
   };
   Slot* SlotOf(int fd) {
     return fd >= 0 && static_cast<size_t>(fd) < count_ ? &slots_[fd] : nullptr;

@@ -51,6 +51,7 @@
 #include "in_force.h"
 #include "protections.h"
 #include "refuse/compressed.h"
+#include "refuse/held_back.h"
 #include "refuse/http_requests.h"
 #include "refuse/inputs.h"
 #include "refuse/shared_mappings.h"
@@ -287,7 +288,10 @@ EXPORT int ioctl(int fd, unsigned long request, ...) noexcept {
   va_start(arguments, request);
   void* const argument = va_arg(arguments, void*);
   va_end(arguments);
-  if (request == FIONREAD && AnswerPipe(fd, static_cast<int*>(argument))) return 0;
+  if (request == FIONREAD) {
+    auto* const bytes = static_cast<int*>(argument);
+    if (AnswerPipe(fd, bytes) || (t_reads_http && CountReadable(fd, bytes))) return 0;
+  }
   return next(fd, request, argument);
 }
 

@@ -47,6 +47,8 @@ struct Limits {
   uint64_t max_in_flight_bytes = 0u;
   // How deep the JSON of a request may nest.
   uint64_t max_json_depth = 512u;
+  // How long the first line and the header fields of an HTTP request may take to come, in seconds.
+  uint64_t head_timeout_s = 60u;
   // Stack of each of the server's threads, in bytes.
   uint64_t thread_stack_bytes = 268435456u;
   // Whether inference over gRPC is served by a front end of the guard's own, which callers cannot end by cancelling
@@ -77,6 +79,7 @@ constexpr LimitField kLimitFields[] = {
     {"max_input_bytes", &Limits::max_input_bytes, 0},
     {"max_in_flight_bytes", &Limits::max_in_flight_bytes, 0},
     {"max_json_depth", &Limits::max_json_depth, 1},
+    {"head_timeout_s", &Limits::head_timeout_s, 1},
     {"thread_stack_bytes", &Limits::thread_stack_bytes, 0},
     {"grpc_front_end", &Limits::grpc_front_end, 0},
     {"generate_extra_names", &Limits::generate_extra_names, 0},

@@ -42,6 +42,7 @@ void OnClose(Guard* guard, Connection* connection) {
   connection->streamed.reset();
   connection->corrected.reset();
   connection->scan.Clear();
+  std::string().swap(connection->held);
 }
 
 }  // namespace

@@ -304,6 +304,74 @@ void OtherThreads() {
   close(caller);
 }
 
+// The guard holds bytes back: a connection is said to be readable whatever the kernel has, as soon as it is wanted.
+void WhatTheKernelHasNot() {
+  FrontEnd front_end;
+  const auto [connection, caller] = Pair();
+  CHECK(front_end.Add(connection, EPOLLIN) == 0);
+  for (int i = 0; i < 2; ++i) front_end.poll.SayReadable(Find(connection), connection);
+  CHECK(front_end.Tell(kPatienceMs) == Told({{connection, EPOLLIN}}));
+  CHECK(front_end.Tell(0).empty());
+  CHECK(front_end.Remove(connection) == 0);
+  front_end.poll.SayReadable(Find(connection), connection);
+  CHECK(front_end.Tell(0).empty());
+  CHECK(front_end.Add(connection, EPOLLOUT) == 0);
+  CHECK(front_end.Tell(0) == Told({{connection, EPOLLOUT}}));
+  CHECK(front_end.Change(connection, EPOLLIN) == 0);
+  // Others are not forgotten meanwhile.
+  const auto [other, other_caller] = Pair();
+  CHECK(front_end.Add(other, EPOLLIN) == 0);
+  Send(other_caller);
+  CHECK(front_end.Tell(kPatienceMs) == Told({{connection, EPOLLIN}, {other, EPOLLIN}}));
+  // Another thread that wants it wakes this one.
+  CHECK(front_end.Remove(other) == 0);
+  CHECK(front_end.Remove(connection) == 0);
+  front_end.poll.SayReadable(Find(connection), connection);
+  std::thread sleeper([&, fd = connection] {
+    std::array<epoll_event, kMost> events{};
+    const auto is_it = [fd](const epoll_event& event) {
+      return event.data.u64 == static_cast<uint64_t>(fd) && event.events == EPOLLIN;
+    };
+    while (std::none_of(events.begin(), events.end(), is_it)) {
+      events = {};
+      CHECK(front_end.poll.Wait(events.data(), kMost, kPatienceMs) > 0 || errno == EINTR);
+    }
+  });
+  epoll_event event = Event(connection, EPOLLIN);
+  CHECK(front_end.poll.Control(Find(connection), EPOLL_CTL_ADD, connection, &event, false) == 0);
+  sleeper.join();
+  // What is closed is not said, nor another one with its number.
+  front_end.poll.SayReadable(Find(connection), connection);
+  front_end.Close(connection);
+  close(caller);
+  CHECK(front_end.Tell(0).empty());
+  front_end.Close(other);
+  close(other_caller);
+}
+
+void WhileAnAnswerIsWritten() {
+  FrontEnd front_end;
+  const auto [connection, caller] = Pair();
+  CHECK(front_end.Add(connection, EPOLLIN) == 0);
+  Send(caller);
+  front_end.poll.PauseReading(Find(connection), connection);
+  CHECK(front_end.Tell(0).empty());
+  // Nor where the front end asks for it again.
+  CHECK(front_end.Change(connection, EPOLLIN) == 0);
+  CHECK(front_end.Tell(0).empty());
+  CHECK(front_end.Change(connection, EPOLLIN | EPOLLOUT) == 0);
+  CHECK(front_end.Tell(0) == Told({{connection, EPOLLOUT}}));
+  CHECK(front_end.Change(connection, EPOLLIN) == 0);
+  front_end.poll.ResumeReading(Find(connection), connection);
+  CHECK(front_end.Tell(kPatienceMs) == Told({{connection, EPOLLIN}}));
+  front_end.poll.PauseReading(Find(connection), connection);
+  CHECK(front_end.Tell(0).empty());
+  // The front end learns that its caller leaves when it reads.
+  close(caller);
+  CHECK((front_end.Tell(kPatienceMs)[connection] & EPOLLIN) != 0);
+  front_end.Close(connection);
+}
+
 // Anything in any order, of several connections; the kernel's epoll is asked for the same.
 void Anything(unsigned seed) {
   std::mt19937 random(seed);
@@ -389,6 +457,8 @@ int main() {
   AnotherConnectionWithTheSameNumber();
   OtherEvents();
   OtherThreads();
+  WhatTheKernelHasNot();
+  WhileAnAnswerIsWritten();
   for (unsigned seed = 0; seed < 100; ++seed) Anything(seed);
   for (const Interest& interest : g_interests) CHECK(interest.poll == nullptr);
   return 0;

@@ -12,6 +12,7 @@
 #include "../guard/refuse/http_scan.h"
 #include "../guard/refuse/json_scan.h"
 #include "../guard/limits.h"
+#include "../guard/refuse/late_heads.h"
 #include "../guard/refuse/shape_check.h"
 #include "../proxy/printable.h"
 #include "../proxy/shared_limits.h"
@@ -115,7 +116,19 @@ void HeadsOfRequests() {
   CheckTaken(WithBody(kPost, "{}"));
   CheckTaken(kPost + "Accept-Encoding: gzip;q=0.5, deflate; q=1.000, *;q=0\r\n\r\n");
 
-  CheckRefused("HEAD /v2 HTTP/1.1\r\n\r\n", kNotAllowed, "");
+  // What the server does not serve is asked of it in another way, as many bytes long.
+  const auto becomes = [](const std::string& asked, const std::string& passed_on) {
+    const Outcome outcome = Read(asked + " HTTP/1.1\r\n\r\n");
+    CHECK(outcome.status == 0 && outcome.passed_on == passed_on + " HTTP/1.1\r\n\r\n");
+  };
+  becomes("HEAD /v2", "GET /v2?");
+  becomes("HEAD /v2?a", "GET /v2?a&");
+  becomes("HEAD /#a", "GET /#a&");
+  becomes("OPTIONS /", "GET /?&&&");
+  becomes("OPTIONS /v2/health/ready?a=b", "GET /v2/health/ready?a=b&&&&");
+  becomes("OPTIONS /v2/models/m/ready", "GET /v2/models/m/ready?&&&");
+  becomes("OPTIONS /v2/models/m/infer", "OPTIONS /v2/models/m/infer");
+  CHECK(Read("HEAD /v2 HTTP/1.1\r\n\r\n", {2}).status == kNotAllowed);
   CheckRefused("GET /v2\r\n\r\n", 400, "expected METHOD PATH HTTP/1.1, got 'GET /v2'");
   CheckRefused("GET  /v2 HTTP/1.1\r\n\r\n", 400, "expected METHOD PATH");
   CheckRefused("GET /v2 HTTP/2.0\r\n\r\n", 400, "expected METHOD PATH");
@@ -261,15 +274,41 @@ void Forms() {
   CHECK(Has(Read(WithBody(kPost + "X: " + form + "\r\n", form)).passed_on, form + "\r\n"));
 }
 
-// The server's parser reads beyond a path that is not complete.
+// The server's parser reads beyond a path that is not complete: how much of a first line has come.
 void WithinThePath() {
-  const std::string line = "GET /v2/health HTTP/1.1\r\n";
-  for (size_t size = 0; size <= line.size(); ++size) {
+  const auto cut = [](std::string bytes, int status = 0) {
     HttpScan scan;
-    std::string bytes = line.substr(0, size);
-    if (size > 0) scan.Feed(bytes.data(), size, Limits(), kPieces);
-    CHECK(scan.is_inside_target() == (size > 4 && size <= 14));
-  }
+    if (!bytes.empty()) scan.Feed(bytes.data(), bytes.size(), Limits(), kPieces);
+    const size_t size = scan.LookAtCutLine();
+    CHECK(scan.refusal().status == status);
+    return size;
+  };
+  const std::string line = "GET /v2/health HTTP/1.1\r\n";
+  for (size_t size = 0; size < line.size(); ++size) CHECK(cut(line.substr(0, size)) == size);
+  CHECK(cut(line) == 0 && cut(line + "A: b") == 0 && cut("\r\nGE") == 2);
+  // No first line begins so.
+  CHECK(cut("\x16\x03\x01", 400) == 3 && cut("(a", 400) == 2 && cut("GET /\x01", 400) == 6 && cut(" GET", 400) == 4);
+}
+
+// Heads that do not come: the first is the first to be late, and one that is waited for may have more time.
+void HeadsThatAreLate() {
+  LateHeads heads;
+  CHECK(heads.empty() && heads.Timeout(5, 100) == 5 && heads.Timeout(-1, 100) == -1);
+  heads.Add(7, 1000);
+  heads.Add(8, 1010);
+  heads.Add(7, 1020);
+  CHECK(heads.Timeout(-1, 400) == 601 && heads.Timeout(5, 400) == 5 && heads.Timeout(-1, 2000) == 0);
+  std::vector<int> late;
+  const auto end = [&](int fd) -> uint64_t {
+    late.push_back(fd);
+    return fd == 7 && late.size() == 1 ? 1500 : 0;
+  };
+  heads.EndLate(999, end);
+  CHECK(late.empty());
+  heads.EndLate(1010, end);
+  CHECK((late == std::vector<int>{7, 8}) && !heads.empty() && heads.Timeout(-1, 1010) == 491);
+  heads.EndLate(1500, end);
+  CHECK(late.size() == 3 && heads.empty());
 }
 
 void Shapes() {
@@ -354,6 +393,7 @@ int main(int argc, char** argv) {
   } else if (name == "splits") {
     EverySplit();
     WithinThePath();
+    HeadsThatAreLate();
   } else if (name == "kept") {
     KeptTexts();
   } else if (name == "forms") {

@@ -18,6 +18,7 @@ class HttpAnswers {
   // Whether the next byte begins a response. False for ever where what was written is no response: nothing is known of what
   // follows.
   bool is_at_begin() const { return state_ == State::kHead && line_.empty(); }
+  bool is_lost() const { return state_ == State::kLost; }
 
   // Reads on, up to the end of a response; returns how many of the bytes it took. "HTTP/1.1 100 Continue" is one.
   size_t Feed(std::string_view text);

@@ -73,14 +73,12 @@ size_t HttpResponse::ConvertHead(std::string_view text, std::string* out) {
   return used;
 }
 
-// Whether the body of a response is to be replaced whose head this is: one of a length, which is then to be skipped.
-bool HttpResponse::ReplacesBody(std::string_view head) {
-  if (body_.empty()) return false;
+// Whether a response whose head this is has a length, which `left_` is then.
+bool HttpResponse::FindLength(std::string_view head) {
   bool has_length = false;
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
     const std::string_view line = head.substr(at, next - at);
-    if (BeginsWith(line, "content-encoding:")) return false;
     if (BeginsWith(line, kLength)) {
       has_length = true;
       left_ = std::strtoull(std::string(line.substr(kLength.size())).c_str(), nullptr, 10);
@@ -93,10 +91,15 @@ bool HttpResponse::ReplacesBody(std::string_view head) {
 std::string HttpResponse::CorrectHead() {
   const std::string_view head = line_;
   const bool has_chunks = head.find("\r\nTransfer-Encoding: chunked\r\n") != std::string_view::npos;
+  // A body in chunks that is left out ends with the connection, as what is behind it is not looked at.
+  if (leaves_out_body_ && has_chunks) joins_chunks_ = true;
   const bool joins = joins_chunks_ && has_chunks;
   const bool corrects = correction_ != nullptr && has_chunks && head.find("\r\nContent-Encoding:") == std::string_view::npos;
-  const bool replaces = !has_chunks && ReplacesBody(head);
-  state_ = joins || corrects ? State::kChunkSize : replaces && left_ > 0 ? State::kSkipped : State::kAsItIs;
+  const bool has_length = !has_chunks && FindLength(head);
+  const bool replaces =
+      has_length && !body_.empty() && head.find("\r\nContent-Encoding:") == std::string_view::npos;
+  const bool skips = (replaces || leaves_out_body_) && has_length && left_ > 0;
+  state_ = joins || corrects ? State::kChunkSize : skips ? State::kSkipped : State::kAsItIs;
   std::string corrected;
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
@@ -106,9 +109,13 @@ std::string HttpResponse::CorrectHead() {
       corrected.append(line.substr(0, line.find(' ') + 1)).append(status_).append(kEndOfLine);
     } else if (replaces && (BeginsWith(line, kLength) || BeginsWith(line, kType))) {
       // Follows below.
-    } else if (replaces && line == kEndOfLine) {
-      corrected.append("Content-Type: ").append(type_).append("\r\nContent-Length: ").append(std::to_string(body_.size()));
-      corrected.append(kEndOfLine).append(headers_).append(kEndOfLine).append(body_);
+    } else if (line == kEndOfLine) {
+      if (replaces) {
+        corrected.append("Content-Type: ").append(type_).append("\r\nContent-Length: ").append(std::to_string(body_.size()));
+        corrected.append(kEndOfLine).append(headers_);
+      }
+      corrected.append(added_).append(kEndOfLine);
+      if (replaces && !leaves_out_body_) corrected.append(body_);
     } else if (!joins || !(BeginsWith(line, "transfer-encoding:") || BeginsWith(line, "connection:"))) {
       corrected += line;
     }
@@ -136,7 +143,7 @@ void HttpResponse::PutChunk(std::string_view text, std::string* out) {
     text = corrected;
   }
   if (joins_chunks_) {
-    out->append(text);
+    if (!leaves_out_body_) out->append(text);
   } else if (!text.empty()) {
     char size[24];
     std::snprintf(size, sizeof(size), "%zx", text.size());

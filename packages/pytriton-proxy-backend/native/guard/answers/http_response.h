@@ -45,6 +45,11 @@ class HttpResponse {
   HttpResponse(std::unique_ptr<BodyCorrection> correction, bool joins_chunks)
       : joins_chunks_(joins_chunks), correction_(std::move(correction)) {}
 
+  // Before it is written: the headers that it has besides (lines, each with its end), and whether it has no body, with all
+  // else as it is.
+  void AddHeaders(std::string_view lines) { added_ += lines; }
+  void LeaveOutBody() { leaves_out_body_ = true; }
+
   // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
   // front end has one to write, it comes again, so that nothing converted is left over.
   template <typename Send>
@@ -78,16 +83,18 @@ class HttpResponse {
   std::string Convert(std::string_view text);
   size_t ConvertHead(std::string_view text, std::string* out);
   std::string CorrectHead();
-  bool ReplacesBody(std::string_view head);
+  bool FindLength(std::string_view head);
   size_t JoinChunks(std::string_view text, std::string* out);
   void BeginCorrection(std::string* out);
   void PutChunk(std::string_view text, std::string* out);
 
   const std::string status_;
-  const bool joins_chunks_;
+  bool joins_chunks_;
   const std::string body_;  // in place of the front end's; empty: that stays
   const std::string headers_;
   const std::string type_;
+  std::string added_;
+  bool leaves_out_body_ = false;
   const std::unique_ptr<BodyCorrection> correction_;  // of the body's chunks, or null
   std::string held_;  // the head, until the first of these has come
   bool is_corrected_ = false;

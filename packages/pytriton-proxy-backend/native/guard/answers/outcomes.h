@@ -89,6 +89,9 @@ class RequestOutcome {
   // Of a request for the page about the server.
   bool is_page = false;
   bool wants_html = false;
+  // Whether its answer has no body, and says which methods there are.
+  bool is_head = false;
+  bool is_options = false;
   // What it said, where that is for `generate`.
   std::unique_ptr<GenerateRequest> generate;
   // What it was answered, where the front end's answer to `generate` may be wrong. Made before Triton has the request.

@@ -14,6 +14,7 @@
 
 #include "../hooks.h"
 #include "../protections.h"
+#include "../refuse/held_back.h"
 #include "../refuse/http_requests.h"
 #include "generate_answer.h"
 #include "../../proxy/json_reader.h"
@@ -59,12 +60,8 @@ void CorrectGenerate(Connection* connection) {
                                                          !request->has_chunks);
 }
 
-// Before a response is written: its caller may look at the counts as soon as it has it.
-void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_view status) {
-  if (status.empty() || connection->corrected != nullptr) return;
-  RequestOutcome* const request = connection->unanswered.front().get();
-  if (request == nullptr) return;
-  const int code = std::atoi(std::string(status.substr(0, 3)).c_str());
+// Counts a request, and corrects its response, as it begins.
+void CorrectResponse(Guard* guard, Connection* connection, RequestOutcome* request, int fd, int code) {
   if (request->is_page) {
     if (code == 404) connection->corrected = PageFor(guard, fd, request->wants_html);
     return;
@@ -86,6 +83,18 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   const int right = StatusOfOutcome(outcome, code);
   if (right == 0 && request->has_chunks) return;
   connection->corrected = std::make_unique<HttpResponse>(right == 0 ? "" : StatusText(right), !request->has_chunks);
+}
+
+// Before a response is written: its caller may look at the counts as soon as it has it.
+void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_view status) {
+  if (status.empty() || connection->corrected != nullptr) return;
+  RequestOutcome* const request = connection->unanswered.front().get();
+  if (request == nullptr) return;
+  CorrectResponse(guard, connection, request, fd, std::atoi(std::string(status.substr(0, 3)).c_str()));
+  if (!request->is_head) return;
+  if (connection->corrected == nullptr) connection->corrected = std::make_unique<HttpResponse>("", !request->has_chunks);
+  connection->corrected->LeaveOutBody();
+  if (request->is_options) connection->corrected->AddHeaders("Allow: GET, HEAD, OPTIONS\r\n");
 }
 
 ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int count) {
@@ -143,6 +152,12 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
     request->is_page = true;
     request->wants_html = wants_html;
+  } else if (connection->scan.is_head()) {
+    request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
+  }
+  if (request != nullptr) {
+    request->is_head = connection->scan.is_head();
+    request->is_options = connection->scan.is_options();
   }
   connection->unanswered.push_back(std::move(request));
 }
@@ -158,6 +173,7 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   const uint64_t chunks = answers.chunks();
   const bool begins = answers.is_at_begin() && connection->awaits_response();
   const std::string status = begins ? StatusIn(parts, count) : "";
+  const bool is_unasked = answers.is_at_begin() && !begins && !StatusIn(parts, count).empty();
   BeginResponse(guard, connection, fd, status);
   // One response at a time: those that follow it come again.
   HttpAnswers behind = answers;
@@ -173,11 +189,13 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
   if (size > 0 && static_cast<size_t>(size) < most) answers.Feed(parts, static_cast<size_t>(size));
   if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
+  if (size > 0 && is_unasked) connection->is_out_of_step = true;
   if (size > 0 && !status.empty()) OnResponse(guard, connection, fd);
   // An answer to `generate` that goes on has chunks and no backlog.
   if (connection->streamed != nullptr && connection->streamed->backlog != nullptr && size > 0) {
     connection->streamed->backlog->Write(static_cast<uint64_t>(size), answers.chunks() - chunks);
   }
+  if ((connection->is_paused || !connection->held.empty()) && !connection->is_being_answered()) ReadOn(connection, fd);
   return size;
 }
 

@@ -5,6 +5,7 @@
 #include "../answers/responses.h"
 #include "../hooks.h"
 #include "../in_force.h"
+#include "../refuse/held_back.h"
 #include "http_poll.h"
 
 namespace pytriton::guard {
@@ -70,9 +71,40 @@ int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
 
 int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms) {
   t_epoll = epoll;
+  if (t_reads_http && Active() != nullptr) {
+    EndLateHeads();
+    timeout_ms = TimeoutOfHeads(timeout_ms);
+  }
   HttpPoll* const poll = Active() == nullptr ? nullptr : t_http_poll;
   if (poll == nullptr || poll->epoll() != epoll) return NextEpollWait(epoll, events, most, timeout_ms);
   return poll->Wait(events, most, timeout_ms);
+}
+
+namespace {
+
+// What keeps a connection in the epoll of this thread; null where the kernel alone does.
+HttpPoll* PollOf(const Interest* interest) {
+  HttpPoll* const poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
+  return poll == t_http_poll ? poll : nullptr;
+}
+
+}  // namespace
+
+bool CanSayReadable(int fd) { return PollOf(FindInterest(fd)) != nullptr; }
+
+void SayReadable(int fd) {
+  Interest* const interest = FindInterest(fd);
+  if (HttpPoll* const poll = PollOf(interest); poll != nullptr) poll->SayReadable(interest, fd);
+}
+
+void PauseReading(int fd) {
+  Interest* const interest = FindInterest(fd);
+  if (HttpPoll* const poll = PollOf(interest); poll != nullptr) poll->PauseReading(interest, fd);
+}
+
+void ResumeReading(int fd) {
+  Interest* const interest = FindInterest(fd);
+  if (HttpPoll* const poll = PollOf(interest); poll != nullptr) poll->ResumeReading(interest, fd);
 }
 
 void ForgetInterest(int fd) {

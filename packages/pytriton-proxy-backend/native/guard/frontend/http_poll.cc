@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace pytriton::guard {
 namespace {
@@ -9,6 +10,11 @@ namespace {
 bool IsPlain(int fd, const epoll_event* event) {
   return event != nullptr && event->events != 0 && (event->events & ~uint32_t{EPOLLIN | EPOLLOUT}) == 0 &&
          event->data.u64 == static_cast<uint64_t>(fd);
+}
+
+// What the kernel is to watch for, of what the front end wants.
+uint32_t Allowed(const Interest& interest, uint32_t wanted) {
+  return interest.is_paused ? (wanted & ~uint32_t{EPOLLIN}) | EPOLLRDHUP : wanted;
 }
 
 int Fail(int error) {
@@ -39,30 +45,67 @@ int HttpPoll::Control(Interest* interest, int operation, int fd, epoll_event* ev
     return system_.control(epoll_, EPOLL_CTL_ADD, fd, event);
   }
   const bool is_said = is_own_thread && (event->events & EPOLLOUT) != 0;
-  if (!is_said && Watch(interest, fd, event->events) != 0) {
+  const bool is_readable = interest->is_readable && (event->events & EPOLLIN) != 0;
+  // The thread of this epoll may be asleep: a connection that can be written wakes it.
+  const uint32_t wakes = is_readable && !is_own_thread ? uint32_t{EPOLLOUT} : 0;
+  if (!is_said && Watch(interest, fd, Allowed(*interest, event->events) | wakes) != 0) {
     if (!is_added) interest->poll.store(nullptr, std::memory_order_release);
     return -1;
   }
   Want(interest, event->events);
   if (is_said) SayWritable(interest, fd);
+  if (is_readable) to_read_.push_back(fd);
   return 0;
 }
 
 int HttpPoll::Wait(epoll_event* events, int most, int timeout_ms) {
-  const int told = TellWritable(events, most);
-  if (told > 0) return told;
-  const int count = system_.wait(epoll_, events, most, timeout_ms);
-  if (count <= 0) return count;
+  int readable = 0;
+  int told = Tell(events, most, &readable);
+  // Callers that have sent many requests ahead are not served before all others: the kernel is asked as well.
+  if (told > 0 && (readable == 0 || told == most)) return told;
+  const int count = system_.wait(epoll_, events + told, most - told, readable > 0 ? 0 : timeout_ms);
+  if (count <= 0) return told > 0 ? told : count;
+  told += Filter(events + told, count);
+  return told == 0 ? Fail(EINTR) : told;
+}
+
+// Leaves out of what the kernel has told what the front end does not want; returns how much is left.
+int HttpPoll::Filter(epoll_event* events, int count) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const epoll_event* const end = std::remove_if(events, events + count, [this](const epoll_event& event) {
+  const epoll_event* const end = std::remove_if(events, events + count, [this](epoll_event& event) {
     const int fd = static_cast<int>(event.data.u64);
     Interest* const interest = event.data.u64 == static_cast<uint64_t>(fd) ? Find(fd) : nullptr;
-    if (interest == nullptr || interest->wanted != 0) return false;
+    if (interest == nullptr) return false;
+    if (interest->wanted != 0) {
+      // The front end learns that a caller has left when it reads.
+      if ((event.events & EPOLLRDHUP) != 0) event.events = (event.events & ~uint32_t{EPOLLRDHUP}) | EPOLLIN;
+      return false;
+    }
     // Of a caller that sends more or leaves before it has its response: the front end hears of it when it reads again.
     Watch(interest, fd, system_.on_unwanted(fd, event.events));
     return true;
   });
-  return end == events ? Fail(EINTR) : static_cast<int>(end - events);
+  return static_cast<int>(end - events);
+}
+
+void HttpPoll::SayReadable(Interest* interest, int fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (std::exchange(interest->is_readable, true)) return;
+  if ((interest->wanted & EPOLLIN) != 0) to_read_.push_back(fd);
+}
+
+void HttpPoll::PauseReading(Interest* interest, int fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  interest->is_paused = true;
+  // What is about to be said to be writable is not known to the kernel.
+  if (interest->watched != 0) Watch(interest, fd, Allowed(*interest, interest->watched));
+}
+
+void HttpPoll::ResumeReading(Interest* interest, int fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  interest->is_paused = false;
+  if ((interest->wanted & EPOLLIN) == 0) return;
+  Watch(interest, fd, (interest->watched & ~uint32_t{EPOLLRDHUP}) | EPOLLIN);
 }
 
 void HttpPoll::Forget(Interest* interest, int fd) {
@@ -70,6 +113,8 @@ void HttpPoll::Forget(Interest* interest, int fd) {
   if (interest->poll.load(std::memory_order_relaxed) != this) return;
   Watch(interest, fd, 0);
   interest->watched = 0;
+  interest->is_readable = false;
+  interest->is_paused = false;
   Want(interest, 0);
   interest->poll.store(nullptr, std::memory_order_release);
 }
@@ -102,14 +147,20 @@ void HttpPoll::SayWritable(Interest* interest, int fd) {
   to_say_.push_back(fd);
 }
 
-// Returns how many connections were said to be writable.
-int HttpPoll::TellWritable(epoll_event* events, int most) {
+// Says which connections can be written and read; returns how many, of which `readable` can be read.
+int HttpPoll::Tell(epoll_event* events, int most, int* readable) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  const int writable = TellWritable(events, most);
+  if (!to_read_.empty()) *readable = TellReadable(events + writable, most - writable);
+  return writable + *readable;
+}
+
+int HttpPoll::TellWritable(epoll_event* events, int most) {
   for (const int fd : said_) {
     Interest* const interest = Find(fd);
     if (interest == nullptr || interest->is_to_be_said || (interest->wanted & EPOLLOUT) == 0) continue;
     // The system did not take all. Where the kernel can watch no more, it is tried until it does.
-    if (Watch(interest, fd, interest->wanted) != 0) SayWritable(interest, fd);
+    if (Watch(interest, fd, Allowed(*interest, interest->wanted)) != 0) SayWritable(interest, fd);
   }
   said_.clear();
   int told = 0;
@@ -123,6 +174,21 @@ int HttpPoll::TellWritable(epoll_event* events, int most) {
     events[told++].data.u64 = static_cast<uint64_t>(*next);
   }
   to_say_.erase(to_say_.begin(), next);
+  return told;
+}
+
+// A connection that the front end does not want now is said to be readable when it does.
+int HttpPoll::TellReadable(epoll_event* events, int most) {
+  int told = 0;
+  auto next = to_read_.begin();
+  for (; next != to_read_.end() && told < most; ++next) {
+    Interest* const interest = Find(*next);
+    if (interest == nullptr || !interest->is_readable || (interest->wanted & EPOLLIN) == 0) continue;
+    interest->is_readable = false;
+    events[told].events = EPOLLIN;
+    events[told++].data.u64 = static_cast<uint64_t>(*next);
+  }
+  to_read_.erase(to_read_.begin(), next);
   return told;
 }
 

@@ -4,6 +4,9 @@
 // the response, and removes it each time. Here the kernel's epoll keeps the connection meanwhile: a caller that waits for
 // its response sends nothing, so nothing is told of it. And a response mostly fits into what the system takes at once, so
 // a connection that is to be written is said to be writable, until a try has shown that it is not.
+//
+// It also lets the guard give the front end one request at a time: a connection is said to be readable while the guard holds
+// bytes of it back, and is not while an answer is written.
 #pragma once
 
 #include <sys/epoll.h>
@@ -23,6 +26,8 @@ struct Interest {
   uint32_t wanted = 0;                   // by the front end; 0: it has removed the connection, or not added it
   uint32_t watched = 0;                  // by the kernel
   bool is_to_be_said = false;            // to be writable, by the next wait
+  bool is_readable = false;              // whatever the kernel has: to be said as soon as the front end wants it
+  bool is_paused = false;                // nothing of it is to be read; that its caller leaves is said all the same
 };
 
 // The epoll of a thread of the front end, which waits at it. Lasts as long as the process, as that thread does nearly.
@@ -48,21 +53,30 @@ class HttpPoll {
   int Control(Interest* interest, int operation, int fd, epoll_event* event, bool is_own_thread);
   // As epoll_wait, in the thread of this epoll. Fails as for a signal where it turns out that there is nothing to tell.
   int Wait(epoll_event* events, int most, int timeout_ms);
+  // Says by a next wait that a connection can be read. In the thread of this epoll, as the two below.
+  void SayReadable(Interest* interest, int fd);
+  // Has the kernel tell of a connection only that its caller leaves, until it is resumed.
+  void PauseReading(Interest* interest, int fd);
+  void ResumeReading(Interest* interest, int fd);
   // Forgets a connection: it is about to be closed, or another one has its number.
   void Forget(Interest* interest, int fd);
 
  private:
   Interest* Find(int fd) const;
   int Watch(Interest* interest, int fd, uint32_t events) const;
+  int Filter(epoll_event* events, int count);
   void SayWritable(Interest* interest, int fd);
   void Want(Interest* interest, uint32_t events);
+  int Tell(epoll_event* events, int most, int* readable);
   int TellWritable(epoll_event* events, int most);
+  int TellReadable(epoll_event* events, int most);
 
   const int epoll_;
   const System system_;
   std::mutex mutex_;
   std::vector<int> to_say_;  // connections that the next wait says are writable
   std::vector<int> said_;    // of which the last one has said so
+  std::vector<int> to_read_;  // connections that the next wait says are readable, where they are wanted
 };
 
 }  // namespace pytriton::guard

@@ -9,8 +9,10 @@
 
 #include "../../grpc/front_end.h"
 #include "../answers/responses.h"
+#include "../frontend/epoll.h"
 #include "../hooks.h"
 #include "../protections.h"
+#include "held_back.h"
 #include "refusals.h"
 
 namespace pytriton::guard {
@@ -50,6 +52,8 @@ const char* ReasonPhrase(int status) {
       return "Request Timeout";
     case 413:
       return "Payload Too Large";
+    case 414:
+      return "URI Too Long";
     case 431:
       return "Request Header Fields Too Large";
     case 501:
@@ -156,15 +160,22 @@ Refusal FindRefusal(Guard* guard, Connection* connection) {
   return {};
 }
 
-// The refusal of a request whose first line is not whole. The server's parser (libevhtp 1.2.18) takes the byte behind what
-// it was given, which is left from something else, into a path that is not complete: it would then see another path than is
-// seen here. `size` bytes of the request have come.
-Refusal CutTarget(size_t size) {
-  // It reads 4 KiB at most at a time, so it may be the line that is too long.
-  return {size > 2048 ? 431 : 400, "the first line of the request came in pieces; send it at once, in less than 4.0 KiB"};
+Refusal LongFirstLine() {
+  return {414, "the first line of the request, with its path, has more than " + Bytes(kMostFirstLine)};
 }
 
-// Looks at what was read. Returns how much of it the server is to see.
+// Whether the server is to see no more of a connection than one request, until that is answered.
+bool SeesOneRequest(const Connection* connection, int fd) {
+  return !connection->is_out_of_step && !connection->answers.is_lost() && CanSayReadable(fd);
+}
+
+// Where nothing is refused, what cannot be followed is Triton's alone from here on.
+ssize_t LeaveAlone(Connection* connection, size_t size) {
+  connection->is_left_alone = true;
+  return static_cast<ssize_t>(size);
+}
+
+// Looks at what was read. Returns how much of it the server is to see; the rest is held back.
 ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
   Reach(Protection::kHttpRequests);
   t_reads_http = true;
@@ -175,18 +186,14 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
     auto* data = static_cast<char*>(parts[i].iov_base);
     size_t left = std::min(parts[i].iov_len, size - seen);
     while (left > 0) {
-      if (scan.complete()) {
+      if (scan.complete() || !scan.started()) {
         BeginScan(guard, connection, {data, left});
         request_begin = seen;
       }
       const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
       const Refusal refusal = FindRefusal(guard, connection);
       if (refusal.status != 0) {
-        if (guard->limits.refuse == 0) {
-          // Where nothing is refused, what cannot be followed is Triton's alone from here on.
-          connection->is_left_alone = true;
-          return static_cast<ssize_t>(size);
-        }
+        if (guard->limits.refuse == 0) return LeaveAlone(connection, size);
         CountRefusal(guard, connection, refusal);
         return Refuse(connection, fd, refusal, request_begin);
       }
@@ -197,12 +204,21 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
       data += used;
       left -= used;
       seen += used;
+      if (scan.complete() && seen < size && SeesOneRequest(connection, fd)) {
+        return HoldBack(connection, parts, count, seen, size);
+      }
     }
   }
-  if (scan.is_inside_target() && guard->limits.refuse != 0) {
-    return Refuse(connection, fd, CutTarget(seen - request_begin), request_begin);
+  const size_t cut = scan.LookAtCutLine();
+  if (cut == 0) return static_cast<ssize_t>(size);
+  const Refusal refusal = cut < kMostFirstLine ? scan.refusal() : LongFirstLine();
+  if (refusal.status == 0) {
+    scan.Begin();
+    connection->is_held_cut = connection->held.empty();
+    return HoldBack(connection, parts, count, size - cut, size);
   }
-  return static_cast<ssize_t>(size);
+  if (guard->limits.refuse == 0) return LeaveAlone(connection, size);
+  return Refuse(connection, fd, refusal, request_begin);
 }
 
 }  // namespace
@@ -225,13 +241,32 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr || connection->is_left_alone) return next(fd, parts, count);
   if (connection->is_refused) return DrainRequest(connection, fd);
-  const bool is_idle = !connection->awaits_response() && connection->answers.is_at_begin() &&
-                       (connection->scan.complete() || !connection->scan.started());
-  const ssize_t size = next(fd, parts, count);
+  const bool is_answered = !connection->is_being_answered();
+  if (!is_answered && CanSayReadable(fd)) return AwaitAnswer(connection, fd, parts, count);
+  const bool is_idle = is_answered && connection->held.empty() && (connection->scan.complete() || !connection->scan.started());
+  const ssize_t size = ReadBehindHeld(connection, fd, parts, count);
+  if (size < 0 && errno == ENOBUFS) return Refuse(connection, fd, LongFirstLine(), 0);
   if (size > 0 && is_idle && guard->listeners.has_left()) {
     return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
   }
-  return size <= 0 ? size : Inspect(guard, connection, fd, parts, count, static_cast<size_t>(size));
+  if (size <= 0) return size;
+  const bool is_begin = connection->scan.complete() || !connection->scan.started();
+  const size_t left = is_begin ? DropLineEnds(parts, count, static_cast<size_t>(size)) : static_cast<size_t>(size);
+  if (left == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const ssize_t given = Inspect(guard, connection, fd, parts, count, left);
+  WatchHead(connection, fd);
+  if (!connection->held.empty() && !connection->is_held_cut && !connection->is_being_answered()) SayReadable(fd);
+  return given;
+}
+
+void RefuseLateHead(Connection* connection, int fd) {
+  Refuse(connection, fd, {408, "the head of the request has not come within " +
+                                   std::to_string(Active()->limits.head_timeout_s) + " seconds"}, 0);
+  // The server reads that it ends.
+  shutdown(fd, SHUT_RDWR);
 }
 
 }  // namespace pytriton::guard

@@ -17,6 +17,9 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count);
 // "400 Bad Request" and the like.
 std::string StatusText(int status);
 
+// Ends a connection whose head has not come in time.
+void RefuseLateHead(Connection* connection, int fd);
+
 // Gives back what the requests of a connection were counted with: the memory of those that are being read, and the bytes of
 // those that wait for their responses.
 void ReleaseMemory(Guard* guard, Connection* connection);

@@ -99,6 +99,12 @@ bool HasGoodWeights(std::string_view value) {
   return true;
 }
 
+// Where load balancers ask whether a server, or a model, is there. The server's answers have no body, but for those at "/".
+bool IsOfHealth(std::string_view path) {
+  return path == "/" || path == "/v2/health/live" || path == "/v2/health/ready" ||
+         (path.substr(0, 11) == "/v2/models/" && EndsWith(path, "/ready"));
+}
+
 // What a caller sent, for an error's text.
 std::string Quote(std::string_view text) {
   constexpr size_t kMost = 80;
@@ -178,7 +184,7 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     Refuse(400, "the head of the request has a control character in " + Quote(line));
     return part;
   }
-  ParseLine(line, limits);
+  ParseLine(line, line.size() + 2 == part ? data : nullptr, limits);
   line_.clear();
   return part;
 }
@@ -212,11 +218,11 @@ void HttpScan::NeutralizeForm(char* data, size_t size) {
   }
 }
 
-void HttpScan::ParseLine(std::string_view line, const Limits& limits) {
+void HttpScan::ParseLine(std::string_view line, char* data, const Limits& limits) {
   switch (state_) {
     case State::kRequestLine:
       // Line ends in front of a request are allowed.
-      if (!line.empty()) ParseRequestLine(line);
+      if (!line.empty()) ParseRequestLine(line, data);
       break;
     case State::kHeaders:
       if (line.empty()) {
@@ -247,7 +253,23 @@ void HttpScan::ParseLine(std::string_view line, const Limits& limits) {
   }
 }
 
-void HttpScan::ParseRequestLine(std::string_view line) {
+// `data` is where the line begins, with a method of that size. As many bytes as GET is shorter stand behind the target
+// then, as a query that nobody reads.
+void HttpScan::AskByGet(size_t method_size, std::string_view target, char* data) {
+  constexpr std::string_view kGet = "GET ";
+  const size_t shorter = method_size + 1 - kGet.size();
+  const bool has_query = target.find_first_of("?#") != std::string_view::npos;
+  const size_t target_size = target.size();
+  std::memcpy(data, kGet.data(), kGet.size());
+  std::memmove(data + kGet.size(), data + method_size + 1, target_size);
+  std::memset(data + kGet.size() + target_size, '&', shorter);
+  if (!has_query) data[kGet.size() + target_size] = '?';
+  is_head_ = true;
+  is_get_ = true;
+}
+
+// `data` is where the line begins; null where it came in pieces.
+void HttpScan::ParseRequestLine(std::string_view line, char* data) {
   started_ = true;
   const size_t first = line.find(' ');
   const size_t last = line.rfind(' ');
@@ -261,15 +283,18 @@ void HttpScan::ParseRequestLine(std::string_view line) {
     Refuse(400, "expected METHOD PATH HTTP/1.1, got " + Quote(line));
     return;
   }
-  if (method == "HEAD") {
-    // The server serves it nowhere, and answers with a body, which is then taken for the begin of the next answer.
-    Refuse(kNotAllowed, "");
-    return;
-  }
   is_post_ = method == "POST";
   is_get_ = method == "GET";
   path_ = target.substr(0, target.find_first_of("?#"));
   state_ = State::kHeaders;
+  is_options_ = method == "OPTIONS" && IsOfHealth(path_);
+  if (method != "HEAD" && !is_options_) return;
+  if (data != nullptr) {
+    AskByGet(method.size(), target, data);
+  } else if (method == "HEAD") {
+    // The server would answer with a body, which is then taken for the begin of the next answer.
+    Refuse(kNotAllowed, "");
+  }
 }
 
 void HttpScan::ParseHeader(std::string_view line) {
@@ -433,10 +458,15 @@ bool HttpScan::AsksForPage(bool* wants_html) const {
   return is_get_ && (path_ == "/" || path_ == "/docs");
 }
 
-bool HttpScan::is_inside_target() const {
-  if (state_ != State::kRequestLine) return false;
-  const size_t space = line_.find(' ');
-  return space != std::string::npos && space + 1 < line_.size() && line_.find(' ', space + 1) == std::string::npos;
+size_t HttpScan::LookAtCutLine() {
+  if (state_ != State::kRequestLine || line_.empty()) return 0;
+  std::string_view line = line_;
+  if (line.back() == '\r') line.remove_suffix(1);
+  // A caller that speaks something else, such as TLS, is not to wait for an answer.
+  if (HasControl(line) || (!line.empty() && !IsToken(line.substr(0, line.find(' '))))) {
+    Refuse(400, "expected METHOD PATH HTTP/1.1, got " + Quote(line));
+  }
+  return line_.size();
 }
 
 void HttpScan::EndRequest() {

@@ -18,7 +18,6 @@
 
 namespace pytriton::guard {
 
-// The status that HEAD is answered with.
 constexpr int kNotAllowed = 405;
 
 struct Refusal {
@@ -50,19 +49,27 @@ class HttpScan {
   void set_makes_spans(bool makes_spans) { makes_spans_ = makes_spans; }
 
   // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
-  // A form's content type is made harmless in place: the server would parse such a body on its stack.
+  // A form's content type is made harmless in place: the server would parse such a body on its stack. HEAD, which the server
+  // serves nowhere, becomes GET, and so does OPTIONS where load balancers ask for health by it.
   size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
 
   // Whether any byte of a request, line ends in front of it aside, was read.
   bool started() const { return started_; }
   bool complete() const { return state_ == State::kComplete; }
-  // Whether the bytes so far end within the path of a request.
-  bool is_inside_target() const;
+  // Whether a head was begun and has not ended.
+  bool is_in_head() const { return started_ && (state_ == State::kRequestLine || state_ == State::kHeaders); }
+  // How many bytes of the first line of a request have come, as long as that is not whole. Refuses the request where no
+  // first line begins so.
+  size_t LookAtCutLine();
   const Refusal& refusal() const { return refusal_; }
   bool is_refused() const { return refusal_.status != 0; }
   bool is_compressed() const { return is_compressed_; }
   // False where the request asks for anything else than inference, or its first line has not come.
   bool FindInference(InferencePath* found) const;
+
+  // Whether the answer is to have no body: of HEAD, and of OPTIONS where it was made GET.
+  bool is_head() const { return is_head_; }
+  bool is_options() const { return is_options_; }
 
   // Whether the request asks for the page about the server, and as what.
   bool AsksForPage(bool* wants_html) const;
@@ -83,8 +90,9 @@ class HttpScan {
   void NeutralizeForm(char* data, size_t size);
   void CloseAfter(std::string_view line, char* data);
   void HideUnsampled(std::string_view line, char* data);
-  void ParseLine(std::string_view line, const Limits& limits);
-  void ParseRequestLine(std::string_view line);
+  void ParseLine(std::string_view line, char* data, const Limits& limits);
+  void ParseRequestLine(std::string_view line, char* data);
+  void AskByGet(size_t method_size, std::string_view target, char* data);
   void ParseHeader(std::string_view line);
   void EndHeaders(const Limits& limits);
   void ParseChunkSize(std::string_view line, const Limits& limits);
@@ -107,6 +115,8 @@ class HttpScan {
   std::string path_;
   bool is_post_ = false;
   bool is_get_ = false;
+  bool is_head_ = false;
+  bool is_options_ = false;
   bool wants_html_ = false;
   bool keeps_text_ = false;
   RequestText text_;

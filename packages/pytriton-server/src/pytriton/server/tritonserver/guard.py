@@ -60,6 +60,9 @@ class GuardConfig:
     requests that need more are refused with UNAVAILABLE (503). None: half of what the machine or container has."""
     max_json_depth: int = 512
     """How deep the JSON of a request may nest."""
+    head_timeout_s: int = 60
+    """How long the first line and the header fields of an HTTP request may take to come, in seconds. A caller that is
+    slower is answered 408, and its connection is closed."""
     thread_stack_bytes: int = 256 << 20
     """Stack of each of the server's threads, in bytes. It is reserved and not used, except by bodies of very many
     pieces; 0 leaves it as the system has it, which makes fewer pieces the limit."""

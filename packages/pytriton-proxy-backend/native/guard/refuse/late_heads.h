@@ -1,0 +1,48 @@
+// The heads of requests that a thread of the front end waits for, and until when. No I/O and no clock.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <unordered_set>
+#include <utility>
+
+namespace pytriton::guard {
+
+class LateHeads {
+ public:
+  bool empty() const { return heads_.empty(); }
+
+  // Waits for the head of a connection until then; one that is waited for already stays as it is. All wait equally long,
+  // so the first is the first to be late.
+  void Add(int fd, uint64_t until_ms) {
+    if (listed_.insert(fd).second) heads_.emplace_back(fd, until_ms);
+  }
+
+  // As a timeout of epoll_wait, which is no longer than until the first is late; some milliseconds more do no harm.
+  int Timeout(int timeout_ms, uint64_t now_ms) const {
+    if (heads_.empty()) return timeout_ms;
+    const uint64_t until = heads_.front().second;
+    constexpr uint64_t kMost = 60'000;
+    const int left = static_cast<int>(std::min(until > now_ms ? until - now_ms + 1 : 0, kMost));
+    return timeout_ms < 0 ? left : std::min(timeout_ms, left);
+  }
+
+  // Calls `end(fd)` for each that is late. It returns until when to go on, or 0.
+  template <typename End>
+  void EndLate(uint64_t now_ms, const End& end) {
+    while (!heads_.empty() && heads_.front().second <= now_ms) {
+      const int fd = heads_.front().first;
+      heads_.pop_front();
+      listed_.erase(fd);
+      const uint64_t until = end(fd);
+      if (until > now_ms) Add(fd, until);
+    }
+  }
+
+ private:
+  std::deque<std::pair<int, uint64_t>> heads_;
+  std::unordered_set<int> listed_;
+};
+
+}  // namespace pytriton::guard

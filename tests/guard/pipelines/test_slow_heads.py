@@ -1,0 +1,102 @@
+"""Heads of requests over HTTP that come slowly, or in pieces where the part `frontend` of the guard is off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pytriton.decorators import Shape, model
+from pytriton.triton import GuardConfig, Triton
+from support.faults.front_end.poisons import post
+from support.faults.http_answers import Reader, alone, generate, get, infer, send_in_pieces
+from support.faults.raw_http import connect
+from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
+
+MAY_GO_ON = threading.Event()
+
+
+@model
+def shout(text: str) -> str:
+    return text.upper()
+
+
+@model(max_batch_size=8)
+def total(x: Annotated[NDArray[np.float32], Shape(-1)]) -> float:
+    return float(x.sum())
+
+
+@model
+def hold(word: str) -> Iterator[str]:
+    yield word
+    assert MAY_GO_ON.wait(PATIENCE_S)
+    yield word
+
+
+@pytest.fixture
+def hasty() -> Iterator[Triton]:
+    """A server whose callers have a second for the head of a request."""
+    triton = Triton(config=local_config(http_thread_count=1), guard=GuardConfig(head_timeout_s=1))
+    triton.bind(shout)
+    triton.bind(hold)
+    with short_home(), running(triton):
+        yield triton
+
+
+def test_a_head_does_not_take_for_ever(hasty: Triton) -> None:
+    for begin in (b"G", b"GET /v2/health", b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 5\r\nA"):
+        with connect(hasty) as connection:
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n" + begin)
+            reader = Reader(connection)
+            first, late = reader.next(b""), reader.next(b"")
+            assert first is not None
+            assert first.status == 200
+            assert late is not None
+            assert (late.status, b"has not come within 1 seconds" in late.body) == (408, True)
+            assert reader.next(b"") is None
+    # A connection without a request, a body that takes its time, and who waits for an answer have no such end.
+    MAY_GO_ON.clear()
+    body = b'{"text": "a"}'
+    with connect(hasty) as idle, connect(hasty) as slow, connect(hasty) as waits:
+        slow.sendall(post(body, path="/v2/models/shout/generate")[:-3])
+        waits.sendall(generate("hold", {"word": "a"}, "generate_stream") + b"GET /v2/health/li")
+        for begin in (b"GET /v2", b"GET"):
+            assert alone(hasty, begin).status == 408
+        MAY_GO_ON.set()
+        slow.sendall(body[-3:])
+        answer = Reader(slow).next(b"")
+        assert answer is not None
+        assert answer.status == 200
+        idle.sendall(get("/v2/health/live"))
+        answer = Reader(idle).next(b"")
+        assert answer is not None
+        assert answer.status == 200
+        reader = Reader(waits)
+        assert reader.next(b"") is not None
+        waits.sendall(b"ve HTTP/1.1\r\n\r\n")
+        answer = reader.next(b"")
+        assert answer is not None
+        assert answer.status == 200
+
+
+def test_without_the_part_frontend_first_lines_may_come_in_pieces() -> None:
+    triton = Triton(config=local_config(), guard=GuardConfig(frontend=False))
+    triton.bind(total)
+    triton.bind(shout)
+    with short_home(), running(triton):
+        for request in (
+            infer("total", [1, 2]),
+            generate("shout", {"text": "a"}),
+            get("/v2/health/live"),
+            get("/", "HEAD"),
+        ):
+            whole = alone(triton, request)
+            for cut in range(1, 60, 7):
+                with connect(triton) as connection:
+                    send_in_pieces(connection, request, [cut])
+                    assert Reader(connection).next(request) == whole
