@@ -151,7 +151,11 @@ def test_lengths_that_differ_within_a_request() -> None:
 
 
 INPUTS = [TensorSpec("x", (-1,), np.int32), TensorSpec("y", (-1, 3), np.float32), TensorSpec("z", (2,), np.int32)]
-OUTPUTS = [TensorSpec("long", (-1,), np.int32), TensorSpec("sum", (1,), np.int32)]
+OUTPUTS = [
+    TensorSpec("long", (-1,), np.int32),
+    TensorSpec("sum", (1,), np.int32),
+    TensorSpec("square", (-1, -1), np.int32),
+]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,7 @@ OUTPUTS = [TensorSpec("long", (-1,), np.int32), TensorSpec("sum", (1,), np.int32
         ({"outputs": "long"}, "names of outputs"),
         ({"outputs": ["sum"]}, "outputs of the model with a free size"),
         ({"outputs": ["other"]}, "outputs of the model with a free size"),
+        ({"outputs": ["square"]}, r"as many free sizes.* 'square' has the shape \(-1, -1\), input 'x' \(-1,\)"),
         ({"pad": "0"}, "a number, or numbers by names of inputs"),
         ({"pad": {"other": 0}}, "numbers by names of inputs of the model"),
         ({"pad": 0.5}, "a value of int32, the dtype of input 'x'"),
@@ -228,6 +233,46 @@ def test_hints_that_do_not_go_with_it() -> None:
     ):
         with pytest.raises(PyTritonBadParameterError, match=problem):
             model(**options)(double)
+
+
+Images = Annotated[NDArray[np.int32], Shape("batch", "h", "w")]
+
+
+@pytest.mark.parametrize(
+    ("image", "sizes", "problem"),
+    [
+        (False, ("tokens", "tokens"), r"which are \(tokens\); it has \(tokens, tokens\)\. Write it so"),
+        (False, ("beams", "tokens"), r"it has \(beams, tokens\)"),
+        (False, ("tokens", -1), r"it has \(tokens, -1\)"),
+        (True, ("w",), r"which are \(h, w\); it has \(w\)"),
+        (True, ("w", "h"), r"it has \(w, h\)"),
+        (True, ("other",), r"it has \(other\)"),
+    ],
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_hints_of_outputs_that_cannot_be_cut(image: bool, sizes: Any, problem: str, listed: bool) -> None:
+    hint = Annotated[NDArray[np.int32], Shape("batch", *sizes)]
+
+    def infer(x: Any, z: Annotated[NDArray[np.int32], Shape("batch", "other")]) -> Any:
+        raise AssertionError
+
+    infer.__annotations__.update({"x": Images if image else Rows, "return": hint})
+    with pytest.raises(PyTritonBadParameterError, match=problem if not listed else "output"):
+        model(batched=True, cost=Cost("x", 9, outputs=["output"] if listed else ()))(infer)
+
+
+def test_hints_of_outputs_that_are_cut() -> None:
+    def cost_of(sizes: Any, outputs: Any = ()) -> Any:
+        def infer(x: Images) -> Any:
+            raise AssertionError
+
+        infer.__annotations__["return"] = Annotated[NDArray[np.int32], Shape("batch", *sizes)]
+        cost = get_model_signature(model(batched=True, cost=Cost("x", 9, outputs=outputs))(infer)).config.cost
+        return [] if cost is None else list(cost.outputs)
+
+    assert cost_of(("h", 3, "w")) == ["output"]
+    assert cost_of(("classes",)) == []
+    assert cost_of((-1, -1), ["output"]) == ["output"]
 
 
 def test_callables_without_the_argument_are_refused_when_they_are_bound() -> None:

@@ -125,14 +125,14 @@ class RaggedBatch:
         axes = next(free_axes(spec.shape) for spec in self._config.outputs or () if spec.name == name)
         longest = [max(sizes) for sizes in zip(*self._lengths, strict=True)]
         # Places of the axes in the arrays, which have the rows in front.
-        places = list(zip([axis + 1 for axis in axes], longest, strict=False))
+        places = list(zip([axis + 1 for axis in axes], longest, strict=True))
         wrong = [place for place, size in places if array.ndim <= place or array.shape[place] != size]
         if wrong:
             raise _wrong_length(name, array, f"{longest} along the free sizes, as the padded input has")
         cut = []
         for rows, lengths in zip(self._cut_rows(array), self._lengths, strict=True):
             own: list[Any] = [slice(None)] * array.ndim
-            for (place, _), length in zip(places, lengths, strict=False):
+            for (place, _), length in zip(places, lengths, strict=True):
                 own[place] = slice(length)
             cut.append(rows[tuple(own)])
         return cut

@@ -54,7 +54,8 @@ class Cost:
     """The name by which the callable gets where each row begins among packed ones, and the end: `(rows + 1,)` of
     int64."""
     outputs: Sequence[str] = ()
-    """Outputs that are as long as the input. Each request gets its own length of them."""
+    """Outputs that are as long as the input: they have as many free sizes, in the same order. Each request gets its own
+    length of them."""
     oversize: Literal["refuse", "alone"] = "refuse"
     """What becomes of a request that costs more than the limit by itself: it fails as a mistake of its caller, or is
     served alone."""
@@ -110,10 +111,11 @@ class Cost:
         if not self.names:
             raise parameter_error("Cost.inputs", self.inputs, "the name of an input, or several")
         self._check_extras()
+        inputs = None if inputs is None else list(inputs)
         if inputs is not None:
-            self._check_inputs(list(inputs))
+            self._check_inputs(inputs)
         if outputs is not None:
-            self._check_outputs(list(outputs))
+            self._check_outputs(list(outputs), inputs or [])
 
     def _check_extras(self) -> None:
         extras = self.extras
@@ -169,12 +171,22 @@ class Cost:
                     if filled.astype(dtype).item() != filled.item():
                         raise parameter_error("Cost.pad", self.pad, f"a value of {dtype}, the dtype of input {name!r}")
 
-    def _check_outputs(self, outputs: list[TensorLike]) -> None:
-        free = {spec.name: free_axes(spec.shape) for spec in outputs}
+    def _check_outputs(self, outputs: list[TensorLike], inputs: list[TensorLike]) -> None:
+        shapes = {spec.name: tuple(spec.shape) for spec in outputs}
+        lengths = next((tuple(spec.shape) for spec in inputs if spec.name == self.names[0]), None)
         for name in self.outputs:
-            if not free.get(name) or (self.layout == "packed" and free[name] != (0,)):
+            free = free_axes(shapes.get(name, ()))
+            if not free or (self.layout == "packed" and free != (0,)):
                 rule = "outputs of the model with a free size (-1), as those of the input; of packed ones the first"
                 raise parameter_error("Cost.outputs", self.outputs, rule)
+            if lengths is not None and len(free) != len(free_axes(lengths)):
+                rule = "outputs with as many free sizes (-1) as the input, in the same order, by which they are cut"
+                has = (
+                    f"Output {name!r} has the shape {shapes[name]}, input {self.names[0]!r} {lengths}. Leave the "
+                    "output out there if other sizes than those of the input vary in it; a callable that takes the "
+                    "list of requests gives each an output of any shape."
+                )
+                raise parameter_error("Cost.outputs", self.outputs, rule, has)
 
 
 def free_axes(shape: Sequence[int]) -> tuple[int, ...]:

@@ -211,7 +211,7 @@ def make_signature(target: Any, *, name: str | None, batched: bool, options: Map
     config.validate(inputs)  # type: ignore[arg-type] # all have names
     if config.cost is not None:
         config.cost.validate(inputs, tensors)  # type: ignore[arg-type]
-        config.cost = _with_long_outputs(config.cost, arguments, outputs.values)
+        config.cost = _with_long_outputs(config.cost, arguments, outputs.values, shown)
     return ModelSignature(
         name=target.__name__ if name is None else name,
         inputs=inputs,
@@ -247,11 +247,40 @@ def _cost_error(why: str, cost: Any, shown: str) -> PyTritonBadParameterError:
     )
 
 
-def _with_long_outputs(cost: Cost, arguments: Mapping[str, Value], outputs: Mapping[str, Value]) -> Cost:
-    """Return a cost with the outputs that are as long as the input, as names of sizes say, where none are named."""
-    sizes = {size for size in arguments[cost.names[0]].dims[1:] if isinstance(size, str)}
-    long = [name for name, value in outputs.items() if sizes & set(value.dims[1:])]
-    return cost if cost.outputs else dataclasses.replace(cost, outputs=long)
+def _with_long_outputs(cost: Cost, arguments: Mapping[str, Value], outputs: Mapping[str, Value], shown: str) -> Cost:
+    """Return a cost with the outputs that are as long as the input, as names of sizes say.
+
+    Raises:
+        PyTritonBadParameterError: An output shares a size with a padded input in another way, so that what a caller
+            gets would depend on the requests of others.
+    """
+    lengths = [_free_sizes(arguments[name]) for name in cost.names]
+    padded = {size for value in arguments.values() for size in _free_sizes(value) if isinstance(size, str)}
+    long = list(cost.outputs)
+    for name, value in outputs.items():
+        own = _free_sizes(value)
+        if padded.isdisjoint(own):
+            continue
+        if own not in lengths or (-1 in own and name not in cost.outputs):
+            raise _cost_error(
+                f"cannot cut output {name!r}: an output that shares a size with an input has the free sizes of "
+                f"{cost.names[0]!r}, by the same names and in the same order, which are {_listed(lengths[0])}; it has "
+                f"{_listed(own)}. Write it so, name a size that is not as long as the input differently, or take the "
+                "list of requests instead of @model",
+                cost, shown,
+            )  # fmt: skip
+        if name not in long:
+            long.append(name)
+    return cost if long == list(cost.outputs) else dataclasses.replace(cost, outputs=long)
+
+
+def _free_sizes(value: Value) -> list[int | str]:
+    """Return the sizes of each sample that vary, as they are named; -1 where they are not."""
+    return [size for size in value.dims[1:] if isinstance(size, str) or size == -1]
+
+
+def _listed(sizes: list[int | str]) -> str:
+    return f"({', '.join(map(str, sizes))})"
 
 
 def _function(target: Any) -> Any:
