@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pytriton.decorators import Shape, batch, get_model_signature, group_by_keys, group_by_values, model
+from pytriton.decorators._ragged import RaggedBatch
 from pytriton.decorators.testing import Harness
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonValidationError
 from pytriton.model_config import Cost, ModelConfig, Tensor
@@ -90,6 +91,13 @@ def test_several_free_sizes_and_strings() -> None:
     assert seen["image"].tolist() == expected.tolist()
     assert seen["text"].tolist() == [[b"a", b"b"], [b"c", b""]]
     assert [answer["out"].shape for answer in answers] == [(1, 1, 3), (1, 3, 1)]
+
+
+@pytest.mark.parametrize("kind", ["S4", object])
+def test_padded_arrays_have_the_dtype_that_holds_all_of_them(kind: Any) -> None:
+    config = TritonModelConfig("m", inputs=[TensorSpec("x", (-1,), bytes)], outputs=[], cost=COST)
+    joined = RaggedBatch(config, [{"x": np.array([[b"a"]], "S1")}, {"x": np.array([[b"long", b"b"]], kind)}])
+    assert joined.inputs["x"].tolist() == [[b"a", b""], [b"long", b"b"]]
 
 
 def test_below_and_above_it_other_decorators_work() -> None:

@@ -186,13 +186,13 @@ def _concatenate(column: list[Any]) -> Any:
 
 def _pad(column: list[Any], value: float) -> Any:
     """Return the arrays of all requests as one, filled up to the longest."""
-    first = column[0]
     tails = {array.shape[1:] for array in column}
     if len(tails) == 1:
         return _concatenate(column)
     longest = tuple(map(max, zip(*tails, strict=True)))
     shape = (sum(len(array) for array in column), *longest)
-    padded = np.full(shape, b"" if first.dtype.kind in "OSUT" else value, first.dtype)
+    dtype = np.result_type(*(array.dtype for array in column))
+    padded = np.full(shape, b"" if dtype.kind in "OSUT" else value, dtype)
     start = 0
     for array in column:
         stop = start + len(array)
