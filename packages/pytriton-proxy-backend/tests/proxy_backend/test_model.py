@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from pytriton.proxy_backend import EndpointError, ModelSpec, ProxySettings, TensorSpec, endpoint_path
+from pytriton.proxy_backend.settings import cost_settings
 
+FLOATS = np.dtype(np.float32)
 ENDPOINT = Path("/run/pytriton/model.1.sock")
 
 
@@ -108,3 +110,16 @@ def test_digests_are_those_of_the_tensors_and_of_nothing_else() -> None:
         replace(model, outputs=(replace(y, shape=(3, 2)),)),
     ]
     assert len({model.tensors_digest, *(other.tensors_digest for other in others)}) == 7
+
+
+def test_inputs_that_are_as_long_as_each_other_have_a_bit_each() -> None:
+    inputs = tuple(TensorSpec(name=f"x{number}", shape=(-1,), dtype=FLOATS) for number in range(70))
+    cost = {"limit": 9, "overhead": None, "layout": "padded", "oversize": "refuse"}
+
+    def alike(names: Any) -> int:
+        model = ModelSpec(name="m", version=1, inputs=inputs, outputs=(), batching=True, max_batch_size=4)
+        return int(cost_settings(replace(model, cost={**cost, "inputs": names}))["cost_alike"])
+
+    assert alike(["x0", "x2"]) == 0b101
+    # One may be anywhere.
+    assert alike("x69") == alike(["x69"]) == 0

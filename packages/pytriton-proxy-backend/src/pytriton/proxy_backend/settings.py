@@ -129,7 +129,8 @@ def cost_settings(model: ModelSpec) -> dict[str, Any]:
     cost = model.cost
     if cost is None:
         return {}
-    alike = (cost["inputs"],) if isinstance(cost["inputs"], str) else cost["inputs"]
+    # One alone is like itself, wherever it is among more inputs than the number has bits.
+    alike = () if isinstance(cost["inputs"], str) or len(cost["inputs"]) == 1 else cost["inputs"]
     return {
         "cost_limit": cost["limit"],
         "cost_overhead": cost["overhead"] or 0,
