@@ -257,21 +257,29 @@ class Sizes(NamedTuple):
 
     Attributes:
         rows: Its rows.
-        free: The free sizes of each input that has any; 0 for those of an input that the request lacks.
+        free: The free sizes of each input that has any; None for an input that the request lacks.
     """
 
     rows: int
-    free: tuple[tuple[int, ...], ...]
+    free: tuple[tuple[int, ...] | None, ...]
 
 
 def cost(requests: Sequence[Sizes], *, packed: bool = False) -> int:
-    """Return what a batch costs: the elements that the free sizes of its costliest input take there."""
+    """Return what a batch costs: the elements that the free sizes of its costliest input take there.
+
+    A size of 0 counts as 1, so that the limit bounds the other sizes of an empty array too.
+    """
     costs = [0]
     for inputs in zip(*(request.free for request in requests), strict=True):
+        present = [
+            (request.rows, [max(size, 1) for size in own])
+            for request, own in zip(requests, inputs, strict=True)
+            if own is not None
+        ]
         if packed:
-            costs.append(sum(request.rows * math.prod(own) for request, own in zip(requests, inputs, strict=True)))
-        else:
-            longest = [max(sizes) for sizes in zip(*inputs, strict=True)]
+            costs.append(sum(rows * math.prod(sizes) for rows, sizes in present))
+        elif present:
+            longest = [max(sizes) for sizes in zip(*(sizes for _, sizes in present), strict=True)]
             costs.append(sum(request.rows for request in requests) * math.prod(longest))
     return max(costs)
 

@@ -394,8 +394,7 @@ std::unique_ptr<Batch> Batch::SplitOff(uint64_t id) {
 
 namespace {
 
-// The sizes of the free dimensions of a request, whose inputs are those of a batch that was collected last; 0 of inputs
-// that it lacks.
+// The sizes of the free dimensions of a request, whose inputs are those of a batch that was collected last.
 std::vector<uint64_t> FreeSizes(uint32_t request, const std::vector<const InputForm*>& forms) {
   std::vector<uint64_t> sizes;
   for (const InputForm* form : forms) {
@@ -405,7 +404,7 @@ std::vector<uint64_t> FreeSizes(uint32_t request, const std::vector<const InputF
     }
     for (const uint32_t axis : form->free) {
       // `HasItsForm` has seen that an input has the dimensions of the model's, and none is negative.
-      sizes.push_back(found == nullptr ? 0 : static_cast<uint64_t>(found->dims[axis]));
+      sizes.push_back(found == nullptr ? CostCut::kAbsent : static_cast<uint64_t>(found->dims[axis]));
     }
   }
   return sizes;
@@ -447,11 +446,12 @@ std::string DescribeCostliest(uint32_t rows, const std::vector<uint64_t>& sizes,
   for (const InputForm* form : forms) {
     uint64_t product = 1;
     std::string listed;
+    const bool is_absent = *size == CostCut::kAbsent;
     for (size_t axis = 0; axis < form->free.size(); ++axis, ++size) {
-      if (__builtin_mul_overflow(product, *size, &product)) product = UINT64_MAX;
+      if (__builtin_mul_overflow(product, std::max<uint64_t>(*size, 1), &product)) product = UINT64_MAX;
       listed += (axis == 0 ? "" : " x ") + std::to_string(*size);
     }
-    if (product < most) continue;
+    if (is_absent || product < most) continue;
     most = product;
     costliest = "input '" + form->name + "' with " + std::to_string(rows) + (rows == 1 ? " row of " : " rows of ") + listed;
   }

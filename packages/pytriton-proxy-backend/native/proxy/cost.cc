@@ -50,8 +50,9 @@ uint64_t CostCut::CostWith(Sum* sum, uint32_t rows, const std::vector<uint64_t>&
     uint64_t padded = 1;
     for (uint32_t axis = 0; axis < axes_[input]; ++axis, ++at) {
       uint64_t& longest = sum->longest[at];
-      longest = std::max(longest, sizes[at]);
-      own = Times(own, sizes[at]);
+      const uint64_t size = sizes[at] == kAbsent ? 0 : std::max<uint64_t>(sizes[at], 1);
+      longest = std::max(longest, size);
+      own = Times(own, size);
       padded = Times(padded, longest);
     }
     sum->packed[input] = Plus(sum->packed[input], Times(own, rows));

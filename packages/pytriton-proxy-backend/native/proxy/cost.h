@@ -2,7 +2,8 @@
 //
 // The cost of an input in a batch is the elements that its free dimensions take there: where it is padded, the rows of the
 // batch times the longest size of each, and where it is packed, the sum over the rows. The cost of a batch is that of its
-// costliest input, so that no array which a worker makes for one can be larger than the limit.
+// costliest input, so that no array which a worker makes for one can be larger than the limit. A size of 0 counts as 1: what
+// is empty has other sizes all the same, which others would be padded to.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,10 @@ class CostCut {
   // `axes` has the number of free dimensions of each input that has any; `overhead` is what a batch costs by itself.
   CostCut(const Settings& settings, std::vector<uint32_t> axes, uint64_t overhead);
 
-  // Of a request by itself. `sizes` are those of the free dimensions of all inputs, one input after the other; those of an
-  // input that the request lacks are 0.
+  // Stands for the sizes of an input that a request lacks.
+  static constexpr uint64_t kAbsent = UINT64_MAX;
+
+  // Of a request by itself. `sizes` are those of the free dimensions of all inputs, one input after the other.
   uint64_t CostOf(uint32_t rows, const std::vector<uint64_t>& sizes) const;
   void Add(uint32_t rows, std::vector<uint64_t> sizes);
 

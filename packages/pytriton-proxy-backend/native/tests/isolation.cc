@@ -415,7 +415,7 @@ uint64_t CostOf(const std::vector<TRITONBACKEND_Request*>& requests) {
   for (const auto* request : requests) {
     rows += static_cast<uint64_t>(request->inputs[0].dims[0]);
     for (const auto& input : request->inputs) {
-      longest[input.name] = std::max(longest[input.name], static_cast<uint64_t>(input.dims[1]));
+      longest[input.name] = std::max(longest[input.name], static_cast<uint64_t>(std::max<int64_t>(input.dims[1], 1)));
     }
   }
   uint64_t most = 0;

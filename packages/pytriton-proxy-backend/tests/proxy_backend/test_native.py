@@ -18,6 +18,8 @@ from support.isolation.reference import Sizes, cost, cut
 # Longer where somebody looks for more: PYTRITON_FUZZ_S=600 pytest -k fuzz
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 FUZZ_SEED = int(os.environ.get("PYTRITON_FUZZ_SEED", "1"))
+# The sizes of an input that a request lacks.
+ABSENT = 2**64 - 1
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc", "stream_pace.cc"]
 ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "cost.cc", "endpoint.cc", "late_ends.cc", "response_cache.cc"]
@@ -90,13 +92,25 @@ def test_sizes_that_no_number_holds_cost_more_than_any_limit(
     assert run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).split() == ["0", ";", "1", ";", "2", ";"]
 
 
+def test_the_other_sizes_of_an_empty_input_count(
+    compile_native: Callable[..., Path], run_program: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "cases"
+    path.write_text(f"200 100 0 1 2 3  1 0 90  1 0 90000  1 {ABSENT} {ABSENT}\n")
+    assert cut([Sizes(1, ((0, 90),)), Sizes(1, ((0, 90_000),)), Sizes(1, (None,))], 200, 100) == [[0, 2], [1]]
+    assert run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).split() == ["0", "2", ";", "1", ";"]
+
+
 def _costs(chance: random.Random, count: int) -> tuple[int, int, bool, list[int], list[Sizes]]:
     axes = [chance.choice((1, 1, 2)) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
     longest = chance.choice((3, 30, 600))
     requests = [
         Sizes(
             chance.choice((1, 1, 1, 2, 5)),
-            tuple(tuple(chance.randrange(longest) for _ in range(size)) for size in axes),
+            tuple(
+                None if chance.random() < 0.05 else tuple(chance.randrange(longest) for _ in range(size))
+                for size in axes
+            ),
         )
         for _ in range(count)
     ]
@@ -107,7 +121,8 @@ def _case_text(case: tuple[int, int, bool, list[int], list[Sizes]]) -> str:
     limit, overhead, packed, axes, requests = case
     numbers = [limit, overhead, int(packed), len(axes), *axes, len(requests)]
     for request in requests:
-        numbers += [request.rows, *itertools.chain(*request.free)]
+        sizes = [(ABSENT,) * count if own is None else own for own, count in zip(request.free, axes, strict=True)]
+        numbers += [request.rows, *itertools.chain(*sizes)]
     return " ".join(map(str, numbers))
 
 
