@@ -496,7 +496,10 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
   if (!all) DropRefused();
   if (finished()) return parts;
   const auto batches = cut.Cut();
-  // All memory is taken before the first request changes its batch.
+  // All memory is taken, and all counted, before the first request changes its batch.
+  std::vector<uint64_t> costs;
+  costs.reserve(batches.size());
+  for (const auto& places : batches) costs.push_back(cut.CostOf(places));
   for (size_t i = 0; i + 1 < batches.size(); ++i) {
     parts.emplace_back(new Batch(next_id(), *this))->items_.reserve(batches[i].size());
   }
@@ -505,7 +508,7 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
   for (size_t i = 0; i < batches.size(); ++i) {
     auto& target = i < parts.size() ? parts[i]->items_ : rest;
     for (const uint32_t place : batches[i]) target.push_back(std::move(items_[place]));
-    (i < parts.size() ? parts[i]->cost : cost) = cut.CostOf(batches[i]);
+    (i < parts.size() ? parts[i]->cost : cost) = costs[i];
     if (i < parts.size()) parts[i]->open_ = parts[i]->size();
   }
   items_.swap(rest);

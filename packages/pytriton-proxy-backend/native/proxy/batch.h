@@ -79,7 +79,7 @@ class Batch {
   bool IsCancelled(uint32_t request) const { return IsCancelled(items_[request]); }
   bool IsOpen(uint32_t request) const { return items_[request].open; }
   // Null where there is no such request, or it was given back to Triton.
-  TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request : nullptr; }
+  TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request.get() : nullptr; }
   // Gives up every open request that its caller has not: calls `cancelled(request)` once for each.
   void CancelOpen(const std::function<void(uint32_t)>& cancelled);
   // Looks whose callers take what they were sent. `tell(request, pauses)` is called where that is other than the worker
@@ -109,8 +109,28 @@ class Batch {
   std::string loss;      // how the worker that had it before was lost; empty where it is the first that has it
 
  private:
+  // A request that Triton has handed over. Where it was moved away from, there is none: it is released once.
+  class OwnRequest {
+   public:
+    OwnRequest() = default;
+    OwnRequest(OwnRequest&& other) noexcept : request_(std::exchange(other.request_, nullptr)) {}
+    OwnRequest& operator=(OwnRequest&& other) noexcept {
+      request_ = std::exchange(other.request_, nullptr);
+      return *this;
+    }
+    OwnRequest& operator=(TRITONBACKEND_Request* request) noexcept {
+      request_ = request;
+      return *this;
+    }
+    TRITONBACKEND_Request* get() const { return request_; }
+    operator TRITONBACKEND_Request*() const { return request_; }
+
+   private:
+    TRITONBACKEND_Request* request_ = nullptr;
+  };
+
   struct Item {
-    TRITONBACKEND_Request* request;
+    OwnRequest request;
     TRITONBACKEND_ResponseFactory* factory;  // of a decoupled model, null where the server has made none
     uint32_t rows;
     bool open;
