@@ -93,6 +93,30 @@ def test_several_free_sizes_and_strings() -> None:
     assert [answer["out"].shape for answer in answers] == [(1, 1, 3), (1, 3, 1)]
 
 
+def test_a_helper_of_the_callable_is_asked_for_what_it_takes() -> None:
+    @batch
+    def shift(offset: Array) -> dict[str, Array]:
+        return {"shifted": offset + 1}
+
+    @batch
+    def infer(x: Array, lengths: Array) -> dict[str, Array]:
+        (answer,) = shift([{"offset": lengths[:, None]}])
+        return {"long": x, "sum": answer["shifted"].astype(np.int32)}
+
+    answers = harness(infer, replace(COST, lengths="lengths", outputs=["long"])).infer(REQUESTS)
+    assert [answer["sum"].tolist() for answer in answers] == [[[4]], [[2], [2]], [[1]]]
+
+
+def test_a_request_may_leave_out_all_that_has_a_length() -> None:
+    @batch
+    def infer(kind: Array, lengths: Array, x: Array | None = None) -> dict[str, Array]:
+        return {"sum": lengths[:, None].astype(np.int32)}
+
+    inputs = [Tensor((-1,), np.int32, "x", optional=True), Tensor((1,), np.int32, "kind")]
+    (answer,) = harness(infer, replace(COST, lengths="lengths"), inputs, [SUM]).infer([request([3], name="kind")])
+    assert answer["sum"].tolist() == [[0]]
+
+
 @pytest.mark.parametrize("kind", ["S4", object])
 def test_padded_arrays_have_the_dtype_that_holds_all_of_them(kind: Any) -> None:
     config = TritonModelConfig("m", inputs=[TensorSpec("x", (-1,), bytes)], outputs=[], cost=COST)

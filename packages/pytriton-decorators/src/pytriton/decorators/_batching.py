@@ -17,7 +17,7 @@ from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, PendingScope, Scope, make_scope
 from pytriton.decorators._calls.types import InferCallable, InferenceResults
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, requests_signature
-from pytriton.decorators._ragged import RaggedBatch
+from pytriton.decorators._ragged import RaggedBatch, are_of_model
 from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request, to_arrays
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
@@ -108,9 +108,12 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     config = find_model_config(wrapped, instance)
     if config is not None and config.cost is not None:
         whole = gathered if gathered is not None and gathered[0] else None
-        ragged = RaggedBatch(config, () if whole else get_all_arrays(requests), whole)
-        scope = Scope(requests, ragged.sizes)
-        return leading, {**kwargs, **ragged.inputs}, scope, _ragged_finisher(ragged, wrapped, instance)
+        arrays = [whole[0]] if whole else get_all_arrays(requests)
+        # What the callable of the model asks a helper of its own is another matter.
+        if are_of_model(config, arrays[0]):
+            ragged = RaggedBatch(config, arrays, whole)
+            scope = Scope(requests, ragged.sizes)
+            return leading, {**kwargs, **ragged.inputs}, scope, _ragged_finisher(ragged, wrapped, instance)
     if gathered is not None and gathered[0]:
         inputs, sizes = gathered
     else:

@@ -8,7 +8,7 @@ copied into a batch, where each has a place of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 from pytriton.model_config.cost import Cost, free_axes
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
-__all__ = ["RaggedBatch"]
+__all__ = ["RaggedBatch", "are_of_model"]
 
 
 class RaggedBatch:
@@ -146,6 +146,17 @@ class RaggedBatch:
             array[stop - total : stop].reshape(rows, lengths[0], *array.shape[1:])
             for stop, total, rows, lengths in zip(stops, totals, self.sizes, self._lengths, strict=True)
         ]
+
+
+def are_of_model(config: TritonModelConfig, names: Iterable[str]) -> bool:
+    """Return whether inputs are such as requests of a model with a `Cost` have."""
+    names = set(names)
+    cost = config.cost
+    if cost is None or not names.isdisjoint(cost.names):
+        return cost is not None
+    # Where requests may leave out all that has a length, the others tell.
+    optional = {spec.name: spec.optional for spec in config.inputs or ()}
+    return all(optional.get(name) for name in cost.names) and names <= optional.keys()
 
 
 def _rows_of(arrays: Sequence[Mapping[str, Any]]) -> list[int]:
