@@ -253,6 +253,29 @@ def test_hints() -> None:
     assert [answer["output"].tolist() for answer in answers] == [[[2, 4]], [[6]]]
 
 
+def test_another_cost_than_the_hints_were_read_with() -> None:
+    @model(batched=True, cost=Cost("x", 9))
+    def double(x: Rows) -> Rows:
+        return 2 * x
+
+    @model(batched=True)
+    def plain(x: Rows) -> Rows:
+        return 2 * x
+
+    def serve(served: Any, cost: Any) -> list[Any]:
+        asked = [request([1, 2]), request([3])]
+        answers = Harness(served, config=replace(get_model_signature(served).config, cost=cost)).infer(asked)
+        return [answer["output"].tolist() for answer in answers]
+
+    own = get_model_signature(double).config.cost
+    assert own is not None
+    assert serve(double, replace(own, limit=7, pad=1, oversize="alone")) == [[[2, 4]], [[6]]]
+    for served, cost in ((double, Cost("x", 9)), (double, replace(own, lengths="n")), (plain, own)):
+        # The output would be as long as that of another caller.
+        with pytest.raises(PyTritonValidationError, match=r"change no more of it than limit, overhead, oversize"):
+            serve(served, cost)
+
+
 def test_hints_that_do_not_go_with_it() -> None:
     def double(x: Rows) -> Rows:
         return 2 * x

@@ -119,15 +119,16 @@ def test_values_that_break_a_rule_of_the_model(tmp_path: Path) -> None:
 
 def test_what_a_batch_may_cost(tmp_path: Path) -> None:
     """The file changes what it names; the rest is what the function says."""
-    file = read(tmp_path, "[models.net.cost]\nlimit = 64\n\n[models.whole.cost]\ninputs = ['x', 'y']\nlimit = 3\n")
+    file = read(tmp_path, "[models.net.cost]\nlimit = 64\n")
     own = ModelConfig(cost=Cost("x", 8192, mask="mask", outputs=["y"]))
     assert file.configure("net", own).cost == Cost("x", 64, mask="mask", outputs=["y"])
-    assert file.configure("whole", ModelConfig()).cost == Cost(["x", "y"], 3)
-    with pytest.raises(ConfigFileError, match=r"models\.net\.cost: expected a table with inputs, limit"):
+    # What is padded, and what is cut back to each request, is known where the hints are read.
+    with pytest.raises(ConfigFileError, match=r"models\.net\.cost: expected none for a model without a cost: give it"):
         file.configure("net", ModelConfig())
     for text, problem in (
         ("cost.limt = 3", "models.net.cost.limt: expected a known key, such as limit"),
         ("cost = 3", "models.net.cost: expected a table; got 3"),
+        ("cost.outputs = []", r"models.net.cost.outputs: expected limit, overhead, oversize alone in this table: the"),
     ):
         with pytest.raises(ConfigFileError, match=problem):
             read(tmp_path, f"[models.net]\n{text}\n")

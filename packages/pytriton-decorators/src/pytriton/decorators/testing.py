@@ -157,7 +157,9 @@ class Harness:
         signature = find_signature(infer_func)
         if signature is not None:
             config = signature.config if config is None else config
-            signature.check_description(inputs, outputs, batching=config.batching, decoupled=config.decoupled)
+            signature.check_description(
+                inputs, outputs, batching=config.batching, decoupled=config.decoupled, cost=config.cost
+            )
             inputs, outputs = signature.inputs, signature.outputs
             model_name = signature.name if model_name is None else model_name
             infer_func = load_infer_func(infer_func)

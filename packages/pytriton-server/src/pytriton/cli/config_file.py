@@ -19,6 +19,8 @@ __all__ = ["ConfigFile", "ConfigFileError", "check_duration", "read_config", "re
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
 # The function determines these fields.
 _OF_CODE = ("batching", "decoupled")
+# Of a cost, the function determines the others.
+_OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
 _OF_SERVE = ("workers", "idle")
@@ -64,11 +66,10 @@ class ConfigFile:
             _refuse(self.path, f"{key}.max_batch_size", "none for a model that takes one sample at a time: give it "
                     "@model(max_batch_size=...) first", fields["max_batch_size"])  # fmt: skip
         if "cost" in fields:
-            # What the function says of its cost stays, such as the names of its arguments.
-            cost = {**({} if config.cost is None else config.cost.fields()), **fields["cost"]}
-            if not {"inputs", "limit"} <= cost.keys():
-                _refuse(self.path, f"{key}.cost", "a table with inputs, limit", fields["cost"])
-            fields["cost"] = Cost(**cost)
+            if config.cost is None:
+                _refuse(self.path, f"{key}.cost", "none for a model without a cost: give it @model(cost=Cost(...)) "
+                        "first, which says what is padded and cut", fields["cost"])  # fmt: skip
+            fields["cost"] = dataclasses.replace(config.cost, **fields["cost"])
         try:
             changed = dataclasses.replace(config, **fields)
             changed.validate()
@@ -177,6 +178,10 @@ def _read_value(path: Path, key: str, name: str, value: Any) -> Any:
     if name == "cost":
         _check_type(path, key, value, dict)
         _check_keys(path, f"{key}.", value, [field.name for field in dataclasses.fields(Cost)])
+        for field in value:
+            if field not in _OF_COST:
+                _refuse(path, f"{key}.{field}", f"{', '.join(_OF_COST)} alone in this table: the function says the "
+                        f"rest, with @model(cost=Cost({field}=...))", value[field])  # fmt: skip
         return value
     if name == "timeout_action":
         return _choose(path, key, TimeoutAction, value)

@@ -139,6 +139,7 @@ class ModelSignature:
         *,
         batching: bool,
         decoupled: bool,
+        cost: Cost | None = None,
     ) -> None:
         """Check that what was said elsewhere about the model agrees with the hints.
 
@@ -147,6 +148,7 @@ class ModelSignature:
             outputs: Its outputs, likewise.
             batching: Whether its tensors have a batch axis.
             decoupled: Whether a request may have several responses.
+            cost: What a batch may cost; None where that is not counted.
 
         Raises:
             PyTritonValidationError: It does not.
@@ -170,6 +172,16 @@ class ModelSignature:
                     expected=own,
                     received=other,
                 )
+        own_cost = self.config.cost
+        if cost is not None and (own_cost is None or _laid_out(cost) != _laid_out(own_cost)):
+            raise PyTritonValidationError(
+                f"Model {self.name!r}: its function is served with cost={own_cost!r}, and the given configuration says "
+                f"cost={cost!r}. How inputs and outputs are laid out is for @model(cost=Cost(...)) to say, which "
+                "reads the hints of outputs; change no more of it than limit, overhead, oversize and pad, as in "
+                "dataclasses.replace(get_model_signature(function).config.cost, limit=...).",
+                expected=own_cost,
+                received=cost,
+            )
 
 
 class SignatureToCome:
@@ -476,6 +488,10 @@ def _batching_error(option: str, why: str, options: Mapping[str, Any], shown: st
     return PyTritonBadParameterError(
         f"@model of {shown}: {option} {why}.", parameter=f"model.{option}", value=options[option], rule=why
     )
+
+
+def _laid_out(cost: Cost) -> tuple[Any, ...]:
+    return cost.names, cost.layout, cost.lengths, cost.mask, cost.offsets, set(cost.outputs)
 
 
 def _wrong_result(model: str, expected: str, received: Any) -> PyTritonValidationError:

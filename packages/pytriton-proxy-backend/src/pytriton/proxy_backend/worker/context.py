@@ -69,7 +69,7 @@ def check_callable(infer_func: Callable[..., Any], signature: Any, model: ModelS
     try:
         if signature is not None:
             signature.check_description(
-                config.inputs, config.outputs, batching=config.batching, decoupled=config.decoupled
+                config.inputs, config.outputs, batching=config.batching, decoupled=config.decoupled, cost=config.cost
             )
         serving.check_callable(infer_func, config)
     except importlib.import_module("pytriton.exceptions").PyTritonValidationError as error:

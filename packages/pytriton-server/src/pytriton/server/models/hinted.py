@@ -49,6 +49,7 @@ def describe(name: Any, infer_func: Any, inputs: Any, outputs: Any, config: Any)
                 _tensors(described.outputs),
                 batching=described.config.batching,
                 decoupled=described.config.decoupled,
+                cost=described.config.cost,
             )
     return described
 
