@@ -389,6 +389,7 @@ std::unique_ptr<Batch> Batch::SplitOff(uint64_t id) {
   items_.erase(items_.begin(), middle);
   part->open_ = part->size();
   open_ -= part->size();
+  cost = 0;
   return part;
 }
 
@@ -987,6 +988,8 @@ void Batch::Finish(uint64_t compute_end_ns) {
     if (!item.cached) rows += item.rows;
     any_success = any_success || (item.success && !item.cached);
     if (item.open || item.request == nullptr) continue;
+    // How long the worker was at it says nothing of what all of its requests cost.
+    if (!item.success || item.cached) cost = 0;
     PYTRITON_LOG_IF_ERROR(
         TRITONBACKEND_ModelInstanceReportStatistics(
             instance_, item.request, item.success, started_ns_, sent_ns, compute_end_ns, end_ns),

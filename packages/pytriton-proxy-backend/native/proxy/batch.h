@@ -98,7 +98,7 @@ class Batch {
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors
-  uint64_t cost = 0;     // where that is counted
+  uint64_t cost = 0;     // where that is counted, and the time that it takes is that of its cost
   bool full = false;     // has as many rows as the model takes
   bool waits = false;    // was sent ahead, to a worker that is at another batch
   uint32_t returns = 0;  // how often a worker was lost before it began with it

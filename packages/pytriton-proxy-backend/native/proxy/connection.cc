@@ -283,7 +283,6 @@ void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
   }
   spare_ = in_flight_.extract(batch);
   const Batch& done = *spare_.mapped();
-  // Of one that shares its worker with others the time says little.
   if (done.cost != 0 && !done.waits && !done.expired && in_flight_.empty()) {
     owner_->Took(done.cost, NowNs() - done.sent_ns());
   }
@@ -629,6 +628,11 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   message.length = layout.record_length;
   if (says_executed_) executing_.store(message.batch, std::memory_order_release);
   StampSent(block.data, (*batch)->MarkSent());
+  if (settings_.cost_limit != 0 && !has_ahead_ && !in_flight_.empty()) {
+    // Of batches that share a worker the time says little.
+    (*batch)->cost = 0;
+    for (auto& entry : in_flight_) entry.second->cost = 0;
+  }
   if (has_ahead_) {
     (*batch)->full = IsFull(*scratch, model_.max_rows);
     (*batch)->waits = !in_flight_.empty();
