@@ -20,6 +20,7 @@ import tritonclient.grpc
 from typer.testing import CliRunner
 
 from pytriton.cli.app import app
+from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.cli.app import run as run_command
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from pytriton.triton import ProcessWorker, RemoteTriton, RestartPolicy, Triton, TritonSecurityConfig
@@ -123,7 +124,8 @@ def test_a_model_that_sleeps(triton: Triton, is_remote: bool) -> None:
         binder: Any = triton
         if is_remote:
             binder = stack.enter_context(RemoteTriton(str(triton.http_url)))
-        binder.bind("m", ProcessWorker(process_models.make, idle_timeout_s=0.2), X, Y)
+        config = ModelConfig(attach_timeout_s=PATIENCE_S)
+        binder.bind("m", ProcessWorker(process_models.make, idle_timeout_s=0.2), X, Y, config=config)
         eventually(lambda: binder.describe().models[0].is_asleep)
         # A page of metrics is that of the program with the workers, which has none here.
         assert said(triton, "m") == (READY if is_remote else ASLEEP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -9,11 +11,13 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytriton.triton import ProcessWorker, RestartPolicy, Triton
+from pytriton.proxy_backend.worker import placeholder
+from pytriton.triton import ProcessWorker, RemoteTriton, RestartPolicy, Triton, TritonSecurityConfig
 from support import process_models
 from support.callables import X, Y
 from support.http import infer
@@ -48,8 +52,48 @@ def test_a_server_that_is_started_again_finds_its_model_asleep() -> None:
         eventually(lambda: is_asleep(triton))
         # A new server takes it over, asleep.
         triton.replace_server()
-        assert infer(triton.http_url, "m", 4.0) == [8.0]
+        eventually(lambda: answer_or_error(str(triton.http_url)) == [6.0])
     assert worker_processes() == set()
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_server_that_ends_while_workers_wake(tmp_path: Path, is_remote: bool) -> None:
+    """Its place is lost then, and nobody takes the model for one that is served."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    with short_home(), contextlib.ExitStack() as stack:
+        security = TritonSecurityConfig(restricted_endpoints=[])
+        restart = RestartPolicy(first_delay_s=0.1)
+        triton = stack.enter_context(running(Triton(config=local_config(), security_config=security, restart=restart)))
+        binder: Any = stack.enter_context(RemoteTriton(str(triton.http_url))) if is_remote else triton
+        worker = ProcessWorker(process_models.make, kwargs={"gate": str(gate)}, idle_timeout_s=IDLE_S)
+        binder.bind("m", worker, X, Y)
+        eventually(lambda: binder.describe().models[0].is_asleep and not worker_processes())
+        gate.unlink()
+        caller = threading.Thread(target=lambda: answer_or_error(str(triton.http_url)))
+        caller.start()
+        eventually(worker_processes)
+        sleep = binder._models["m", 1].workers._sleep
+        assert sleep is not None
+        assert sleep.holds_place
+        pid = server_pid(triton)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_running(pid) and not sleep.holds_place)
+        caller.join(PATIENCE_S)
+        gate.touch()
+        eventually(lambda: answer_or_error(str(triton.http_url)) == [6.0])
+
+
+def test_a_server_that_cannot_wake_anybody_takes_the_place_of_one_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    restart = RestartPolicy(first_delay_s=0.1)
+    with short_home(), running(Triton(config=local_config(), restart=restart)) as triton:
+        triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=IDLE_S), X, Y)
+        eventually(lambda: is_asleep(triton))
+        # The same as one that does not know the bit: the capability is not in its welcome.
+        monkeypatch.setattr(placeholder, "Capability", SimpleNamespace(ASLEEP=1 << 40))
+        os.kill(server_pid(triton), signal.SIGKILL)
+        eventually(worker_processes)
+        eventually(lambda: answer_or_error(str(triton.http_url)) == [6.0])
 
 
 PROGRAM = """
@@ -100,5 +144,5 @@ def test_nothing_is_left_of_a_killed_program_whose_model_sleeps(is_waking: bool,
 def answer_or_error(url: str) -> Any:
     try:
         return infer(url, "m", 3.0)
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return error

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # So often within the idle time the proxy backend is asked what it has done; a model sleeps a quarter later at most.
 _LOOKS = 4
-_MOST_BETWEEN_LOOKS_S = 60.0
+_LEAST_BETWEEN_LOOKS_S, _MOST_BETWEEN_LOOKS_S = 0.05, 60.0
 _ASK_TIMEOUT_S = 2.0
 _STEP_S = 0.25
 _PAUSE_AFTER_FAILURE_S = 1.0
@@ -80,12 +80,16 @@ class Sleep:
         """Begin to look whether anybody calls the model."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Look no more. Workers that sleep are not woken; they are to be stopped next."""
+    def cut(self) -> None:
+        """Look no more. Workers that sleep are not woken; they are to be stopped next. `stop` has to follow."""
         self._stopping.set()
         with self._lock:
             if self._placeholder is not None:
                 self._placeholder.stop()
+
+    def stop(self) -> None:
+        """Look no more, and wait for the thread that does."""
+        self.cut()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -111,12 +115,13 @@ class Sleep:
             if self._stopping.is_set():
                 return
             self._placeholder = placeholder
+        can_sleep = True
         try:
             if placeholder.hold(self._put_to_sleep):
-                self._wake()
+                self._wake(placeholder)
         except CannotSleepError as error:
+            can_sleep = False
             logger.warning("%s stays awake: %s.", self._label, error)
-            self._stopping.wait()
         finally:
             if not self._stopping.is_set():
                 # Whatever has happened, nobody else would wake them.
@@ -126,14 +131,16 @@ class Sleep:
             self.state = SleepState.AWAKE
             with self._lock:
                 self._placeholder = None
+        if not can_sleep:
+            self._stopping.wait()
 
     def _await_idle(self) -> bool:
         """Wait until nobody has called the model for as long as it takes; return false at the end."""
         taken: int | None = None
         since = time.monotonic()
-        while not self._stopping.wait(min(self._idle_timeout_s / _LOOKS, _MOST_BETWEEN_LOOKS_S)):
-            is_served = all(worker.is_attached for worker in self._workers)
-            activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S) if is_served else None
+        pause_s = max(_LEAST_BETWEEN_LOOKS_S, min(self._idle_timeout_s / _LOOKS, _MOST_BETWEEN_LOOKS_S))
+        while not self._stopping.wait(pause_s):
+            activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S) if self._is_served else None
             if activity is None or activity.in_flight or activity.taken != taken:
                 taken = None if activity is None else activity.taken
                 since = time.monotonic()
@@ -142,9 +149,16 @@ class Sleep:
                 return True
         return False
 
+    @property
+    def _is_served(self) -> bool:
+        return all(worker.is_attached for worker in self._workers)
+
     def _put_to_sleep(self) -> bool:
         activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S)
-        if activity is None or activity.in_flight or activity.taken != self._taken or self._stopping.is_set():
+        if activity is None or activity.in_flight or activity.taken != self._taken:
+            return False
+        # With one that is not attached, somebody else is at work: it has just ended, say.
+        if not self._is_served or self._stopping.is_set():
             return False
         self.state = SleepState.ASLEEP
         for worker in self._workers:
@@ -157,8 +171,12 @@ class Sleep:
         )
         return True
 
-    def _wake(self) -> None:
-        began = time.monotonic()
+    def _count_ends(self) -> int:
+        return sum(worker.ends for worker in self._workers)
+
+    def _wake(self, placeholder: Placeholder) -> None:
+        """Start the workers, and return when one is attached, or when they go on like any that cannot start."""
+        began, ends = time.monotonic(), self._count_ends()
         self.state = SleepState.WAKING
         self.wake_ups += 1
         for worker in self._workers:
@@ -176,8 +194,9 @@ class Sleep:
                         self._attach_timeout_s,
                     )
                 return
-            if not waiting:
-                # All are given up, which was reported.
+            if not waiting or self._count_ends() > ends:
+                # All are given up, or one has ended, which was reported. The place says that somebody comes for sure.
                 return
+            placeholder.look()
             with contextlib.suppress(AttachError):
                 waiting[0].wait_attached(_STEP_S)

@@ -38,7 +38,8 @@ _FIRST_DELAY_S = 0.1
 _LAST_DELAY_S = 5.0
 # Seconds between the limit for requests in flight and SIGKILL.
 _KILL_MARGIN_S = 0.5
-# Seconds that the requests in flight get before a sleep; nobody waits for what they hold up.
+# Seconds that the requests in flight get before a sleep: those that slip in at the last moment. The next process starts
+# after them.
 _SLEEP_S = 1e6
 # Seconds that an interpreter may take to end after its worker.
 _END_S = 5.0
@@ -118,6 +119,8 @@ class WorkerProcess:
         self.is_asleep: bool | None = None
         """Whether it was put to sleep, and not woken; `None` of one that never sleeps."""
         self._was_put_to_sleep = False
+        self.is_waking = False
+        """Whether it was woken, and neither attached nor ended since."""
         self._past: WorkerStatistics = Counters().snapshot()
         # Only the thread uses these.
         self._was_ready = False
@@ -188,7 +191,7 @@ class WorkerProcess:
     def wake(self) -> None:
         """Start the process again after `sleep`; at once, or when the one that was put to sleep has ended."""
         with self._changed:
-            self.is_asleep = False
+            self.is_asleep, self.is_waking = False, bool(self.is_asleep)
             self._changed.notify_all()
 
     @property
@@ -302,6 +305,7 @@ class WorkerProcess:
             child = ChildProcess(self._launch, self._job, self._label, self._output_logger, self._start_process)
             with self._changed:
                 self._child = child
+                self._was_put_to_sleep = bool(self.is_asleep)  # it may have been woken before it had a process
                 if self.is_asleep:
                     child.stop(_SLEEP_S)
                 if self._stop_deadline is not None:
@@ -409,12 +413,12 @@ class WorkerProcess:
                 else:
                     self._attached = bool(message.get("value")) and not self._was_put_to_sleep
                     self._detached_since = time.monotonic()
-                    self._was_attached = True
+                    self._was_attached, self.is_waking = True, False
                 self._changed.notify_all()
 
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
         """Wait until the next process may start; returns why there shall be none."""
-        self._ends += 1
+        self._ends, self.is_waking = self._ends + 1, False
         exit_code = None if child is None else child.exit_code
         ended = reason or ("could not be started" if child is None else describe_exit(exit_code, self._memory_kills))
         failure = self._failure

@@ -83,6 +83,18 @@ class Placeholder:
             self._let_go(connection)
         return False
 
+    def look(self) -> None:
+        """Take note where the place was lost, between `hold` and `release`: the server has ended, say."""
+        connection = self._attaching.connection
+        if connection is None:
+            return
+        try:
+            is_open = connection.poll() is not None
+        except (ConnectionLostError, ProtocolError):
+            is_open = False
+        if not is_open:
+            self._let_go(connection)
+
     def release(self) -> None:
         """Let the place go."""
         connection = self._attaching.connection

@@ -236,7 +236,8 @@ class ModelWorkers:
 
     def cut(self) -> None:
         """Cut the workers off from the server, whatever they are doing. `stop` has to follow."""
-        self._end_sleep()
+        if self._sleep is not None:
+            self._sleep.cut()
         for worker in self._workers:
             worker.stop(0.0)
 
@@ -246,7 +247,8 @@ class ModelWorkers:
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
         """
-        self._end_sleep()
+        if (sleep := self._sleep) is not None:
+            sleep.cut()
         for warmup in self._warmups:
             if warmup is not None:
                 warmup.cut()
@@ -257,14 +259,12 @@ class ModelWorkers:
                 self._spec.name,
                 self._spec.version,
             )
+        self._sleep = None
+        if sleep is not None:
+            sleep.stop()
         fallback, self._fallback = self._fallback, None
         if fallback is not None:
             fallback.stop(timeout_s)
-
-    def _end_sleep(self) -> None:
-        sleep, self._sleep = self._sleep, None
-        if sleep is not None:
-            sleep.stop()
 
 
 def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:

@@ -92,6 +92,7 @@ class StatisticsTotals:
             totals, ends = dict(self._ended), dict(self._ends)
             attached: set[int] = set()
             asleep: dict[int, bool | None] = {}
+            waking: set[int] = set()
             pids: dict[int, int | None] = {}
             for place, worker in self._workers:
                 totals[place] = _added(totals.get(place), worker.statistics)
@@ -100,10 +101,15 @@ class StatisticsTotals:
                 asleep[place] = worker.is_asleep if isinstance(worker, WorkerProcess) else None
                 if worker.is_attached:
                     attached.add(place)
+                if isinstance(worker, WorkerProcess) and worker.is_waking:
+                    waking.add(place)
         return [
             CallableTotals(
                 place=place,
-                attached=place in attached if self.was_served and not asleep.get(place) else None,
+                # Of one that sleeps, or comes for a request, nobody has to be told that it is away.
+                attached=place in attached
+                if self.was_served and not asleep.get(place) and place not in waking
+                else None,
                 statistics=totals[place],
                 pid=pids.get(place),
                 ends=ends.get(place, 0),
