@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Annotated
@@ -100,3 +101,52 @@ def test_without_the_part_frontend_first_lines_may_come_in_pieces() -> None:
                 with connect(triton) as connection:
                     send_in_pieces(connection, request, [cut])
                     assert Reader(connection).next(request) == whole
+
+
+def test_where_nothing_is_refused_no_head_is_late_nor_long() -> None:
+    triton = Triton(config=local_config(http_thread_count=1), guard=GuardConfig(refuse=False, head_timeout_s=1))
+    triton.bind(hold)
+    folded = get("/v2/health/live", "GET", "A: b", " folded: c")
+    with short_home(), running(triton), connect(triton) as waits, connect(triton) as slow:
+        # The scanner does not know how this one goes on, so the stream behind it is Triton's alone.
+        waits.sendall(folded)
+        reader = Reader(waits)
+        answer = reader.next(folded)
+        assert answer is not None
+        assert answer.status == 200
+        slow.sendall(b"GET /v2/health/li")
+        MAY_GO_ON.clear()
+        waits.sendall(generate("hold", {"word": "a"}, "generate_stream"))
+        # Longer than a head may take.
+        slow.settimeout(3)
+        try:
+            with pytest.raises(TimeoutError):
+                slow.recv(1)
+        finally:
+            MAY_GO_ON.set()
+        answer = reader.next(b"")
+        assert answer is not None
+        assert answer.body.count(b'"output":"a"') == 2
+        slow.settimeout(PATIENCE_S)
+        slow.sendall(b"ve HTTP/1.1\r\n\r\n")
+        answer = Reader(slow).next(b"")
+        assert answer is not None
+        assert answer.status == 200
+        assert alone(triton, get("/v2/" + "p" * 5000)).status == 404
+
+
+def test_a_head_that_was_refused_in_pieces_is_not_late(hasty: Triton, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), connect(hasty) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n")
+        connection.sendall(b"A: b\r\n folded: c\r\n")
+        reader = Reader(connection)
+        answer = reader.next(b"")
+        assert answer is not None
+        assert answer.status == 400
+        with connect(hasty) as idle:
+            # Longer than a head may take.
+            idle.settimeout(2.5)
+            with pytest.raises(TimeoutError):
+                idle.recv(1)
+    assert [text for text in caplog.messages if "has not come within" in text] == []
+    assert alone(hasty, get("/v2/health/live")).status == 200

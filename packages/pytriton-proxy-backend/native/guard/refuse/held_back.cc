@@ -136,7 +136,9 @@ bool CountReadable(int fd, int* bytes) {
 }
 
 void WatchHead(Connection* connection, int fd) {
-  const bool is_begun = connection->is_held_cut || connection->scan.is_in_head();
+  // What is left alone or thrown away is not followed.
+  const bool is_followed = !connection->is_left_alone && !connection->is_refused && Active()->limits.refuse != 0;
+  const bool is_begun = is_followed && (connection->is_held_cut || connection->scan.is_in_head());
   HeadMark* const mark = Active()->connections.FindHead(fd);
   if (mark == nullptr || is_begun == (mark->began.load(std::memory_order_relaxed) != 0)) return;
   const uint64_t now = is_begun ? NowMs() : 0;
@@ -156,7 +158,7 @@ void EndLateHeads() {
     // It is whole, or another thread has a connection with this number by now.
     if (mark->began.load(std::memory_order_acquire) == 0 || mark->thread.load(std::memory_order_relaxed) != &t_heads) return 0;
     Connection* const connection = guard->connections.FindKnown(fd);
-    if (connection == nullptr) return 0;
+    if (connection == nullptr || connection->is_left_alone || connection->is_refused) return 0;
     // What is behind a request waits for the server, and not for its caller.
     if (connection->is_being_answered()) mark->began.store(now, std::memory_order_relaxed);
     const uint64_t end = mark->began.load(std::memory_order_relaxed) + HeadTimeoutMs();

@@ -172,6 +172,7 @@ bool SeesOneRequest(const Connection* connection, int fd) {
 // Where nothing is refused, what cannot be followed is Triton's alone from here on.
 ssize_t LeaveAlone(Connection* connection, size_t size) {
   connection->is_left_alone = true;
+  connection->is_held_cut = false;
   return static_cast<ssize_t>(size);
 }
 
@@ -239,12 +240,17 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
   const auto next = NEXT(readv);
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
-  if (connection == nullptr || connection->is_left_alone) return next(fd, parts, count);
+  if (connection == nullptr) return next(fd, parts, count);
+  if (connection->is_left_alone) return ReadBehindHeld(connection, fd, parts, count);
   if (connection->is_refused) return DrainRequest(connection, fd);
   const bool is_answered = !connection->is_being_answered();
   if (!is_answered && CanSayReadable(fd)) return AwaitAnswer(connection, fd, parts, count);
   const bool is_idle = is_answered && connection->held.empty() && (connection->scan.complete() || !connection->scan.started());
   const ssize_t size = ReadBehindHeld(connection, fd, parts, count);
+  if (size < 0 && errno == ENOBUFS && guard->limits.refuse == 0) {
+    LeaveAlone(connection, 0);
+    return ReadBehindHeld(connection, fd, parts, count);
+  }
   if (size < 0 && errno == ENOBUFS) return Refuse(connection, fd, LongFirstLine(), 0);
   if (size > 0 && is_idle && guard->listeners.has_left()) {
     return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
