@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Annotated
@@ -150,3 +152,22 @@ def test_a_head_that_was_refused_in_pieces_is_not_late(hasty: Triton, caplog: py
                 idle.recv(1)
     assert [text for text in caplog.messages if "has not come within" in text] == []
     assert alone(hasty, get("/v2/health/live")).status == 200
+
+
+@pytest.mark.parametrize("end", ["half-closed", "closed", "reset"])
+def test_a_caller_that_leaves_within_a_first_line_is_not_refused(
+    hasty: Triton, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(5):
+            with connect(hasty) as connection:
+                connection.sendall(b"GET /v2/he")
+                # It was read by then.
+                assert alone(hasty, get("/v2/health/live")).status == 200
+                if end == "half-closed":
+                    connection.shutdown(socket.SHUT_WR)
+                    assert connection.recv(100) == b""
+                elif end == "reset":
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert alone(hasty, get("/v2/health/live")).status == 200
+    assert [text for text in caplog.messages if "first line" in text] == []

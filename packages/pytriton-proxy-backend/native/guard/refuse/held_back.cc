@@ -131,6 +131,8 @@ bool CountReadable(int fd, int* bytes) {
   if (connection == nullptr || connection->held.empty()) return false;
   int more = 0;
   if (NEXT(ioctl)(fd, FIONREAD, &more) != 0) more = 0;
+  // The end of a connection is read behind its last byte: there must be room for one more.
+  if (connection->is_held_cut) more = std::max(more, 1);
   *bytes = static_cast<int>(connection->held.size()) + more;
   return true;
 }
