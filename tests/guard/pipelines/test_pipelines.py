@@ -305,3 +305,27 @@ def test_load_balancers_and_wget_ask_for_health(served: Triton) -> None:
                 assert b"models" not in data
     assert alone(served, get("/v2/models/none/ready", "HEAD")).status == 400
     assert alone(served, get("/v2/models/shout", "OPTIONS")).status == 405
+
+
+def test_what_is_behind_the_last_answer_of_a_connection_is_not_executed(served: Triton) -> None:
+    calls: list[str] = []
+
+    @model
+    def note(text: str) -> str:
+        calls.append(text)
+        return text
+
+    served.bind(note)
+    kept = b"HTTP/1.0\r\nConnection: keep-alive"
+    stream = generate("spell", {"word": "long" * 20}, "generate_stream").replace(b"HTTP/1.1", kept)
+    behind = generate("note", {"text": "behind"}).replace(b"HTTP/1.1", kept)
+    for sent in (stream + behind, stream + behind * 20, get("/", "HEAD").replace(b"HTTP/1.1", kept) + stream + behind):
+        with connect(served) as connection:
+            connection.sendall(sent)
+            data = b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # type: ignore[misc]
+            assert data.count(b"data: ") == 80, data
+            # The server would have it by then.
+            for _ in range(5):
+                assert alone(served, generate("note", {"text": "alone"})).status == 200
+    assert set(calls) == {"alone"}
+    served.unbind("note")

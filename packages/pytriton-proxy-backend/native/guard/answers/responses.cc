@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -97,11 +98,22 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   if (request->is_options) connection->corrected->AddHeaders("Allow: GET, HEAD, OPTIONS\r\n");
 }
 
+// An answer whose end is that of the connection is written: what its caller has sent behind it is read and thrown away, as no
+// answer to it could be sent.
+void EndBehindAnswer(Connection* connection, int fd) {
+  shutdown(fd, SHUT_WR);
+  connection->is_refused = true;
+  connection->refused_at = time(nullptr);
+  connection->held.clear();
+  connection->is_held_cut = false;
+  ReadOn(connection, fd);
+}
+
 ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int count) {
   const ssize_t size = connection->corrected->Write(parts, count, [fd](const char* data, size_t bytes) {
     return send(fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
   });
-  if (connection->corrected->is_at_end()) shutdown(fd, SHUT_WR);
+  if (connection->corrected->is_at_end() && !connection->is_refused) EndBehindAnswer(connection, fd);
   if (connection->corrected->is_done()) connection->corrected.reset();
   return size;
 }
