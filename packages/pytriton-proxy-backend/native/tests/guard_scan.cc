@@ -290,7 +290,7 @@ void WithinThePath() {
   CHECK(cut("\x16\x03\x01", 400) == 3 && cut("(a", 400) == 2 && cut("GET /\x01", 400) == 6 && cut(" GET", 400) == 4);
 }
 
-// Heads that do not come: the first is the first to be late, and one that is waited for may have more time.
+// Heads that do not come: each is late in its time, and one that is waited for may have more time.
 void HeadsThatAreLate() {
   LateHeads heads;
   CHECK(heads.empty() && heads.Timeout(5, 100) == 5 && heads.Timeout(-1, 100) == -1);
@@ -309,6 +309,14 @@ void HeadsThatAreLate() {
   CHECK((late == std::vector<int>{7, 8}) && !heads.empty() && heads.Timeout(-1, 1010) == 491);
   heads.EndLate(1500, end);
   CHECK(late.size() == 3 && heads.empty());
+  // One that gets more time may still be late before others.
+  heads.Add(7, 2000);
+  heads.Add(8, 2500);
+  heads.EndLate(2000, [](int) -> uint64_t { return 2100; });
+  CHECK(heads.Timeout(-1, 2000) == 101);
+  late.clear();
+  heads.EndLate(2100, [&](int fd) -> uint64_t { return late.push_back(fd), 0; });
+  CHECK(late == std::vector<int>{7} && heads.Timeout(-1, 2100) == 401);
 }
 
 void Shapes() {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -13,16 +13,15 @@ class LateHeads {
  public:
   bool empty() const { return heads_.empty(); }
 
-  // Waits for the head of a connection until then; one that is waited for already stays as it is. All wait equally long,
-  // so the first is the first to be late.
+  // Waits for the head of a connection until then; one that is waited for already stays as it is.
   void Add(int fd, uint64_t until_ms) {
-    if (listed_.insert(fd).second) heads_.emplace_back(fd, until_ms);
+    if (listed_.insert(fd).second) heads_.emplace(until_ms, fd);
   }
 
   // As a timeout of epoll_wait, which is no longer than until the first is late; some milliseconds more do no harm.
   int Timeout(int timeout_ms, uint64_t now_ms) const {
     if (heads_.empty()) return timeout_ms;
-    const uint64_t until = heads_.front().second;
+    const uint64_t until = heads_.begin()->first;
     constexpr uint64_t kMost = 60'000;
     const int left = static_cast<int>(std::min(until > now_ms ? until - now_ms + 1 : 0, kMost));
     return timeout_ms < 0 ? left : std::min(timeout_ms, left);
@@ -31,9 +30,9 @@ class LateHeads {
   // Calls `end(fd)` for each that is late. It returns until when to go on, or 0.
   template <typename End>
   void EndLate(uint64_t now_ms, const End& end) {
-    while (!heads_.empty() && heads_.front().second <= now_ms) {
-      const int fd = heads_.front().first;
-      heads_.pop_front();
+    while (!heads_.empty() && heads_.begin()->first <= now_ms) {
+      const int fd = heads_.begin()->second;
+      heads_.erase(heads_.begin());
       listed_.erase(fd);
       const uint64_t until = end(fd);
       if (until > now_ms) Add(fd, until);
@@ -41,7 +40,7 @@ class LateHeads {
   }
 
  private:
-  std::deque<std::pair<int, uint64_t>> heads_;
+  std::set<std::pair<uint64_t, int>> heads_;  // by time
   std::unordered_set<int> listed_;
 };
 
