@@ -28,6 +28,7 @@ void Connections::OnAccept(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot == nullptr) return;
   slot->head.began.store(0, std::memory_order_relaxed);
+  slot->interest.Begin();
   slot->mark.store(kFresh, std::memory_order_release);
 }
 

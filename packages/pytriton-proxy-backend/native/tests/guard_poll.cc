@@ -366,10 +366,41 @@ void WhileAnAnswerIsWritten() {
   CHECK(front_end.Tell(kPatienceMs) == Told({{connection, EPOLLIN}}));
   front_end.poll.PauseReading(Find(connection), connection);
   CHECK(front_end.Tell(0).empty());
+  // Where the kernel does not take it, it is read at once.
+  g_control_error = ENOMEM;
+  front_end.poll.ResumeReading(Find(connection), connection);
+  CHECK(front_end.Tell(0) == Told({{connection, EPOLLIN}}));
+  front_end.poll.PauseReading(Find(connection), connection);
+  CHECK(front_end.Tell(0).empty());
   // The front end learns that its caller leaves when it reads.
   close(caller);
   CHECK((front_end.Tell(kPatienceMs)[connection] & EPOLLIN) != 0);
   front_end.Close(connection);
+}
+
+// What was said of a connection that the kernel alone has, or that was never added, is not said of another one.
+void WhatIsLeftOfAConnection() {
+  FrontEnd front_end;
+  const auto [connection, caller] = Pair();
+  Interest* const interest = Find(connection);
+  CHECK(front_end.Add(connection, EPOLLIN) == 0);
+  front_end.poll.PauseReading(interest, connection);
+  CHECK(front_end.Change(connection, EPOLLIN | EPOLLET) == 0 && interest->poll == nullptr);
+  CHECK(!interest->is_paused);
+  CHECK(front_end.Remove(connection) == 0);
+  g_control_error = ENOSPC;
+  interest->is_paused = interest->is_readable = true;
+  CHECK(front_end.Add(connection, EPOLLIN) == -1 && interest->poll == nullptr && !interest->is_paused);
+  interest->Begin();
+  CHECK(!interest->is_readable && interest->wanted == 0 && interest->watched == 0);
+  Send(caller);
+  CHECK(front_end.Add(connection, EPOLLIN) == 0);
+  CHECK(front_end.Tell(kPatienceMs) == Told({{connection, EPOLLIN}}));
+  // Of one that is kept nothing is forgotten.
+  interest->Begin();
+  CHECK(interest->wanted == EPOLLIN && interest->watched == EPOLLIN);
+  front_end.Close(connection);
+  close(caller);
 }
 
 // Anything in any order, of several connections; the kernel's epoll is asked for the same.
@@ -459,6 +490,7 @@ int main() {
   OtherThreads();
   WhatTheKernelHasNot();
   WhileAnAnswerIsWritten();
+  WhatIsLeftOfAConnection();
   for (unsigned seed = 0; seed < 100; ++seed) Anything(seed);
   for (const Interest& interest : g_interests) CHECK(interest.poll == nullptr);
   return 0;

@@ -41,6 +41,7 @@ int HttpPoll::Control(Interest* interest, int operation, int fd, epoll_event* ev
     // Nothing that the front end is known to ask for: the kernel's alone from here on.
     if (Watch(interest, fd, 0) != 0) return -1;
     Want(interest, 0);
+    interest->is_paused = false;
     interest->poll.store(nullptr, std::memory_order_release);
     return system_.control(epoll_, EPOLL_CTL_ADD, fd, event);
   }
@@ -49,7 +50,10 @@ int HttpPoll::Control(Interest* interest, int operation, int fd, epoll_event* ev
   // The thread of this epoll may be asleep: a connection that can be written wakes it.
   const uint32_t wakes = is_readable && !is_own_thread ? uint32_t{EPOLLOUT} : 0;
   if (!is_said && Watch(interest, fd, Allowed(*interest, event->events) | wakes) != 0) {
-    if (!is_added) interest->poll.store(nullptr, std::memory_order_release);
+    if (!is_added) {
+      interest->is_paused = false;
+      interest->poll.store(nullptr, std::memory_order_release);
+    }
     return -1;
   }
   Want(interest, event->events);
@@ -105,7 +109,9 @@ void HttpPoll::ResumeReading(Interest* interest, int fd) {
   const std::lock_guard<std::mutex> lock(mutex_);
   interest->is_paused = false;
   if ((interest->wanted & EPOLLIN) == 0) return;
-  Watch(interest, fd, (interest->watched & ~uint32_t{EPOLLRDHUP}) | EPOLLIN);
+  if (Watch(interest, fd, (interest->watched & ~uint32_t{EPOLLRDHUP}) | EPOLLIN) == 0) return;
+  // The kernel does not tell: it is read at once.
+  if (!std::exchange(interest->is_readable, true)) to_read_.push_back(fd);
 }
 
 void HttpPoll::Forget(Interest* interest, int fd) {

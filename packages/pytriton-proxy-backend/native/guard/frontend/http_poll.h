@@ -28,6 +28,13 @@ struct Interest {
   bool is_to_be_said = false;            // to be writable, by the next wait
   bool is_readable = false;              // whatever the kernel has: to be said as soon as the front end wants it
   bool is_paused = false;                // nothing of it is to be read; that its caller leaves is said all the same
+
+  // Forgets all that is left of a connection before, where none keeps it.
+  void Begin() {
+    if (poll.load(std::memory_order_acquire) != nullptr) return;
+    wanted = watched = 0;
+    is_to_be_said = is_readable = is_paused = false;
+  }
 };
 
 // The epoll of a thread of the front end, which waits at it. Lasts as long as the process, as that thread does nearly.
