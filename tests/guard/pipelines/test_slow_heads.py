@@ -6,6 +6,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -171,3 +172,27 @@ def test_a_caller_that_leaves_within_a_first_line_is_not_refused(
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert alone(hasty, get("/v2/health/live")).status == 200
     assert [text for text in caplog.messages if "first line" in text] == []
+
+
+def test_each_of_many_heads_in_pieces_has_its_own_time() -> None:
+    triton = Triton(config=local_config(http_thread_count=1), guard=GuardConfig(frontend=False, head_timeout_s=2))
+    request = get("/v2/health/live")
+    with short_home(), running(triton):
+        while True:
+            slowest, begin = 0.0, time.monotonic()
+            with connect(triton) as connection:
+                reader = Reader(connection)
+                connection.sendall(request[:20])
+                answer = None
+                while time.monotonic() < begin + 3:
+                    sent = time.monotonic()
+                    # Each read has the end of a request and the begin of the next one.
+                    connection.sendall(request[20:] + request[:20])
+                    answer = reader.next(request)
+                    slowest = max(slowest, time.monotonic() - sent)
+                    if answer is None or answer.status != 200:
+                        break
+                else:
+                    return
+            # A machine that is busy beyond measure shows nothing.
+            assert slowest > 1, answer

@@ -36,6 +36,8 @@ struct Connection {
   // What was read and not given to the server: see refuse/held_back.h.
   std::string held;
   bool is_held_cut = false;       // these bytes are a part of a first line
+  bool has_ended_one = false;     // a request was whole in what was read last: the head behind it is another one
+  bool has_more_time = false;     // for a head whose rest came while the server was busy
   time_t refused_at = 0;
   uint64_t drained_bytes = 0;
   // Whether a request is complete whose response was not begun.

@@ -24,6 +24,9 @@ namespace {
 // The heads that this thread waits for.
 thread_local LateHeads t_heads;
 
+// For a head whose rest has come and was not read.
+constexpr uint64_t kMoreTimeMs = 1000;
+
 uint64_t NowMs() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -142,7 +145,10 @@ void WatchHead(Connection* connection, int fd) {
   const bool is_followed = !connection->is_left_alone && !connection->is_refused && Active()->limits.refuse != 0;
   const bool is_begun = is_followed && (connection->is_held_cut || connection->scan.is_in_head());
   HeadMark* const mark = Active()->connections.FindHead(fd);
-  if (mark == nullptr || is_begun == (mark->began.load(std::memory_order_relaxed) != 0)) return;
+  if (mark == nullptr) return;
+  const bool was_begun = mark->began.load(std::memory_order_relaxed) != 0;
+  if (is_begun == was_begun && !(is_begun && connection->has_ended_one)) return;
+  connection->has_more_time = false;
   const uint64_t now = is_begun ? NowMs() : 0;
   mark->thread.store(&t_heads, std::memory_order_relaxed);
   mark->began.store(now, std::memory_order_release);
@@ -165,6 +171,12 @@ void EndLateHeads() {
     if (connection->is_being_answered()) mark->began.store(now, std::memory_order_relaxed);
     const uint64_t end = mark->began.load(std::memory_order_relaxed) + HeadTimeoutMs();
     if (end > now) return end;
+    // Its rest may have come while this thread was busy.
+    int unread = 0;
+    if (!connection->has_more_time && NEXT(ioctl)(fd, FIONREAD, &unread) == 0 && unread > 0) {
+      connection->has_more_time = true;
+      return now + kMoreTimeMs;
+    }
     mark->began.store(0, std::memory_order_relaxed);
     RefuseLateHead(connection, fd);
     return 0;

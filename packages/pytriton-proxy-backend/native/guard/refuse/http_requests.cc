@@ -199,6 +199,7 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
         return Refuse(connection, fd, refusal, request_begin);
       }
       if (scan.complete()) {
+        connection->has_ended_one = true;
         Await(guard, connection);
         BeginOutcome(guard, connection);
       }
@@ -262,6 +263,7 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
     errno = EAGAIN;
     return -1;
   }
+  connection->has_ended_one = false;
   const ssize_t given = Inspect(guard, connection, fd, parts, count, left);
   WatchHead(connection, fd);
   if (!connection->held.empty() && !connection->is_held_cut && !connection->is_being_answered()) SayReadable(fd);
