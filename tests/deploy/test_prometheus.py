@@ -47,7 +47,8 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 # Their samples have further names.
 HISTOGRAMS = {"pytriton_callable_seconds", "pytriton_first_response_seconds"}
 # What Prometheus itself knows of what it scrapes.
-OWN = {"up"}
+# The second one is there with models that may sleep.
+OWN = {"up", "pytriton_worker_asleep"}
 _NAME = re.compile(r"\b(?:nv|pytriton|process)_[a-z_]+\b|\bup\b")
 
 

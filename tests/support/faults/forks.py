@@ -58,11 +58,27 @@ def fork(kind: float = FORK) -> int:
         process.start()
         assert process.pid is not None
         return apart(process.pid)
-    # Fork as a C library does: Python's fork hooks do not run. Keep the GIL, or the child could never take it.
-    pid = int(ctypes.PyDLL(None).fork()) if kind == RAW_FORK else os.fork()
+    if kind == RAW_FORK:
+        return fork_as_c_does()
+    pid = os.fork()
     if pid == 0:
         sleep()
     return apart(pid)
+
+
+def fork_as_c_does() -> int:
+    """Fork as a C library does: Python's fork hooks do not run."""
+    while True:
+        # Keep the GIL, or the child could never take it.
+        pid = int(ctypes.PyDLL(None).fork())
+        if pid == 0:
+            sleep()
+        with contextlib.suppress(AssertionError):
+            eventually(lambda pid=pid: os.getsid(pid) == pid, 30.0)  # type: ignore[misc]
+            return pid
+        # A thread had asked for the GIL, and the child waits for ever until that one has taken it: there is none.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def apart(pid: int) -> int:
