@@ -560,7 +560,7 @@ def test_what_somebody_else_has_put_in_its_place_stays(server: Server) -> None:
             first.bind("m", times(2), X, Y)
             second.bind("m", times(3), X, Y, config=ModelConfig(max_batch_size=7))
             assert server.ask("m") == 3
-            assert not first.is_alive()
+            eventually(lambda: not first.is_alive())
         assert server.ask("m") == 3
         assert second.is_alive()
 
