@@ -451,3 +451,17 @@ def test_an_output_that_is_not_as_long_as_the_input_is_named(served: Triton) -> 
         with pytest.raises(PyTritonClientInferenceServerError, match=expected):
             client.infer_batch(np.ones((1, 3), np.int64))
     served.unbind("short")
+
+
+def test_a_packed_output_that_is_no_array_is_named(served: Triton) -> None:
+    @batch
+    def listed(input_ids: Array, offsets: Array, **_: Any) -> dict[str, Any]:
+        rows = len(offsets) - 1
+        return {"tags": [input_ids], "sum": np.zeros((rows, 1), np.int64), "was": np.zeros((rows, 3), np.int64)}
+
+    served.bind("listed", listed, *TAG, config=config(PACKED))
+    with ModelClient(str(served.http_url), "listed") as client:
+        expected = r"model 'listed': .*Output 'tags' .*expected a numpy array of shape \(3, \.\.\.\).*received list "
+        with pytest.raises(PyTritonClientInferenceServerError, match=expected):
+            client.infer_batch(np.ones((1, 3), np.int64))
+    served.unbind("listed")

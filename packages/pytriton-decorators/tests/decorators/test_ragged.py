@@ -171,6 +171,35 @@ def test_packed_outputs_of_a_wrong_size_are_named() -> None:
         harness(infer, cost).infer(REQUESTS)
 
 
+@pytest.mark.parametrize("value", [None, "text", {"long": 1}, [1, 2], [np.zeros(3), np.zeros(2)], 3, np.float32(3)])
+@pytest.mark.parametrize("kind", ["plain", "padded", "packed"])
+@pytest.mark.parametrize("name", ["long", "sum"])
+def test_outputs_that_are_no_arrays_are_named(kind: str, name: str, value: Any) -> None:
+    costs = {
+        "plain": None,
+        "padded": replace(COST, outputs=["long"]),
+        "packed": replace(COST, layout="packed", offsets="begins", outputs=["long"]),
+    }
+    right = {"long": np.zeros((5,) if kind == "packed" else (4, 3)), "sum": np.zeros((4, 1))}
+
+    @batch
+    def infer(**inputs: Any) -> dict[str, Any]:
+        return {**right, name: value}
+
+    config = ModelConfig(max_batch_size=64, cost=costs[kind])
+    served = Harness(infer, inputs=[X], outputs=[LONG, SUM], config=config)
+    is_packed = kind == "packed" and name == "long"
+    asked = REQUESTS if costs[kind] else [request([1], [2], [3], [4])]
+    problem = rf"Output '{name}' .*expected a numpy array of shape \({5 if is_packed else 4}, \.\.\.\).*; received "
+    problem += type(value).__name__ if type(value) is not np.float32 else "ndarray"
+    if not is_packed and isinstance(value, list) and isinstance(value[0], np.ndarray):
+        problem = rf"Output '{name}' is ragged: row 0 has the shape \(3,\), row 1 the shape \(2,\)"
+    elif is_packed and isinstance(value, np.generic):
+        problem = r"Output 'long' .* the shape \(\), expected 5 along its first axis"
+    with pytest.raises(PyTritonValidationError, match=problem):
+        served.infer(asked)
+
+
 def test_lengths_that_differ_within_a_request() -> None:
     @batch
     def infer(x: Array, z: Array) -> dict[str, Array]:

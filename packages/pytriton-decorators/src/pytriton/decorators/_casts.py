@@ -1,4 +1,4 @@
-"""Outputs as numpy arrays, casts of numbers to the declared dtype, and what they change."""
+"""Outputs as numpy arrays, casts of numbers to the declared dtype, and texts of values for errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_array", "cast_numbers"]
+__all__ = ["as_array", "cast_numbers", "describe_value"]
 
 
 def as_array(value: Any) -> Any:
@@ -36,3 +36,9 @@ def cast_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[np.
             return result, not np.array_equal(result, array)
         is_finite = np.isfinite(result)
         return result, not is_finite.all() and not np.array_equal(is_finite, np.isfinite(array))
+
+
+def describe_value(value: Any) -> str:
+    """Return the type and the beginning of a value, for errors."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pytriton.decorators._calls.inputs import make_batch_error, replace_arrays
+from pytriton.decorators._casts import describe_value
 from pytriton.decorators._rows import PartialOutputs, check_rows, to_arrays
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 from pytriton.model_config.cost import Cost, free_axes
@@ -139,6 +140,15 @@ class RaggedBatch:
 
     def _cut_packed(self, name: str, array: Any) -> list[Any]:
         totals = [rows * lengths[0] for rows, lengths in zip(self.sizes, self._lengths, strict=True)]
+        if not hasattr(array, "ndim"):
+            raise PyTritonValidationError(
+                f"Output {name!r} of the batch is no array: expected a numpy array of shape ({sum(totals)}, ...), the "
+                "rows of all requests behind each other, as numpy.concatenate joins them, because it is one of "
+                f"Cost.outputs and the layout is packed; received {describe_value(array)}.",
+                tensor=name,
+                expected=sum(totals),
+                received=type(array),
+            )
         if not array.ndim or array.shape[0] != sum(totals):
             raise _wrong_length(name, array, f"{sum(totals)} along its first axis, the sum of the lengths of all rows")
         stops = itertools.accumulate(totals)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytriton.decorators._calls.inputs import replace_arrays
-from pytriton.decorators._casts import as_array
+from pytriton.decorators._casts import as_array, describe_value
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
 __all__ = ["PartialOutputs", "check_rows", "merge", "split_by_request", "to_arrays"]
@@ -55,8 +55,8 @@ def check_rows(
             if not getattr(array, "shape", None):
                 _check_not_ragged(name, array, decorator_name, sizes)
                 raise PyTritonValidationError(
-                    f"Output {name!r} is a {type(array).__name__} without a batch axis, expected a numpy array of "
-                    f"shape ({rows}, ...): one row for each row of the batch.",
+                    f"Output {name!r} has no batch axis: expected a numpy array of shape ({rows}, ...), one row for "
+                    f"each row of the batch; received {describe_value(array)}.",
                     tensor=name,
                     expected=rows,
                     received=getattr(array, "shape", type(array)),

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytriton.decorators._calls.wrapping import layer_of, undecorated
+from pytriton.decorators._casts import describe_value
 from pytriton.decorators._hints.hints import parse_hint, plain_hint, rejected
-from pytriton.decorators._hints.values import JSON_HINTS, Value, describe_value
+from pytriton.decorators._hints.values import JSON_HINTS, Value
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytriton.decorators._casts import as_array, cast_numbers
+from pytriton.decorators._casts import as_array, cast_numbers, describe_value
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
 
-__all__ = ["JSON_HINTS", "Form", "Value", "describe_value"]
+__all__ = ["JSON_HINTS", "Form", "Value"]
 
 Form = Literal["scalar", "list", "array", "object", "objects"]
 JSON_HINTS = {"object": ("dict", "dict[str, Any]", "{}"), "objects": ("list[dict", "list[dict[str, Any]]", "[]")}
@@ -242,12 +242,6 @@ class Value:
             expected=self.shown,
             received=received,
         )
-
-
-def describe_value(value: Any) -> str:
-    """Return the type and the beginning of a value, for errors."""
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _of_caller(message: str, **facts: Any) -> PyTritonValidationError:
