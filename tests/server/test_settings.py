@@ -93,6 +93,7 @@ ELSEWHERE = {
     "grpc_root_cert": "test_security.py",
     "sagemaker_safe_port_range": "test_front_ends.py",
     "python_models": "test_hosts.py",
+    "python_models_idle": "test_sleeping_hosts.py",
     "model_control_mode": "test_hosts.py",
     "repository_poll_secs": "test_hosts.py",
     "load_model": "test_hosts.py",

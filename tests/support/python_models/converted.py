@@ -33,9 +33,9 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts_at(folder: Path, log: Path) -> Iterator[Hosts]:
+def hosts_at(folder: Path, log: Path, *options: str) -> Iterator[Hosts]:
     """Run the command while a block runs; it has to end well where the block has not ended it."""
-    command = [sys.executable, "-m", "pytriton.proxy_backend", "hosts", "--endpoint", str(folder)]
+    command = [sys.executable, "-m", "pytriton.proxy_backend", "hosts", "--endpoint", str(folder), *options]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         hosts = Hosts(process, log)
         try:

@@ -24,6 +24,10 @@ HOSTS_VARIABLE = "PYTRITON_HOSTS_FILE"
 PYTHON_SIDE_FILE_NAME = "pytriton-proxy.json"
 """Name of the file in the folder of a model version that holds its `PythonProxySettings`."""
 FORMAT = 1
+DURATION = "a time above 0, such as 90s, 5m or 1h"
+"""What `read_duration` takes, for error messages."""
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,22 @@ class ProxySettings(ServingSettings):
             if (value != field.default or field.name not in self._SPARSE) and (only is None or field.name in only):
                 lines.append(f"{field.key} = {field.to_conf(value)}")
         return "\n".join([*lines, ""])
+
+
+def read_duration(text: str) -> float:
+    """Return the seconds that a text such as `90s`, `5m` or `1h` means; a number alone is seconds.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    unit = _UNITS_S.get(text[-1:])
+    try:
+        seconds = float(text if unit is None else text[:-1]) * (unit or 1.0)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"expected {DURATION}; got {text!r}")
+    return seconds
 
 
 def cost_settings(model: ModelSpec) -> dict[str, Any]:

@@ -262,6 +262,14 @@ def serve_repository(
             "the model's environment; or stub, that backend itself."
         ),
     ] = "workers",
+    idle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="After so long without a request, such as 90s, 5m or 1h, the process of an instance of such a model "
+            "ends, and the next request starts it again.",
+        ),
+    ] = None,
     model_control_mode: Annotated[
         str,
         typer.Option(
@@ -308,6 +316,7 @@ def serve_repository(
         ),
         model_repository=repository,
         python_models=python_models,
+        python_models_idle=idle,
         model_control_mode=model_control_mode,
         load_model=load_model or None,
         repository_poll_secs=repository_poll_secs,

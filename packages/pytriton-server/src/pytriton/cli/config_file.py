@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 from pytriton.exceptions import PyTritonError
 from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, QueuePolicy, TimeoutAction
 from pytriton.model_config.warmup import ModelWarmup, WarmupInput
+from pytriton.proxy_backend.settings import DURATION, read_duration
 from pytriton.server.settings.config import TritonConfig
 
-__all__ = ["ConfigFile", "ConfigFileError", "check_duration", "read_config", "read_duration"]
+__all__ = ["ConfigFile", "ConfigFileError", "check_duration", "read_config"]
 
 # These fields are objects.
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
@@ -24,8 +25,6 @@ _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
 _OF_SERVE = ("workers", "idle")
-_DURATION = "a time above 0, such as 90s, 5m or 1h"
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ConfigFileError(Exception):
@@ -221,25 +220,12 @@ def _choose(path: Path, key: str, kind: type[enum.Enum], value: Any) -> enum.Enu
     return kind[value]
 
 
-def read_duration(text: str) -> float:
-    """Return the seconds that a text such as `90s`, `5m` or `1h` means; a number alone is seconds.
-
-    Raises:
-        ValueError: It is no such text.
-    """
-    unit = _UNITS_S.get(text[-1:])
-    seconds = float(text if unit is None else text[:-1]) * (unit or 1.0)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"expected {_DURATION}; got {text!r}")
-    return seconds
-
-
 def check_duration(path: Path, key: str, value: Any) -> None:
     """Refuse a value that `read_duration` does not read."""
     try:
         read_duration(value)
     except (TypeError, ValueError):
-        _refuse(path, key, _DURATION, value)
+        _refuse(path, key, DURATION, value)
 
 
 def _check_keys(path: Path, prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from pytriton.cli.config_file import ConfigFile, ConfigFileError, check_duration, read_config, read_duration
+from pytriton.cli.config_file import ConfigFile, ConfigFileError, check_duration, read_config
 from pytriton.cli.reloading import Reloader
 from pytriton.cli.replacing import replacing
 from pytriton.cli.server_options import ServerOptions
@@ -23,6 +23,7 @@ from pytriton.decorators import get_model_signature
 from pytriton.exceptions import PyTritonError
 from pytriton.guests import Guest
 from pytriton.proxy_backend import ProxyBackendError
+from pytriton.proxy_backend.settings import read_duration
 from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
 from pytriton.triton import ProcessWorker, Triton

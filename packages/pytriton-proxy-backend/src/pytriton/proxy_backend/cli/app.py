@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProxyBackendError
+from ..settings import read_duration
 from ..system.home import default_home
 
 PROGRAM = "pytriton-proxy-backend"
@@ -73,6 +74,14 @@ def seconds(text: str) -> float:
     if not (math.isfinite(number) and number >= 0):
         raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, got {text!r}")
     return number
+
+
+def duration(text: str) -> float:
+    """Read a time such as `5m` of the command line, in seconds."""
+    try:
+        return read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def own_version() -> str:

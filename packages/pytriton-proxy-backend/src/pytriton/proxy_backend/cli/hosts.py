@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import Any
 
-from .app import add_hosts_endpoint, hosts_endpoint
+from .app import add_hosts_endpoint, duration, hosts_endpoint
 from .logs import add_service_options, start_log
 
 
@@ -19,6 +19,13 @@ def register(commands: Any) -> None:
         "ends them when it unloads them; until SIGINT or SIGTERM. Requests in flight are finished then.",
     )
     add_hosts_endpoint(parser)
+    parser.add_argument(
+        "--idle",
+        type=duration,
+        metavar="TIME",
+        help="without a request for so long, such as 90s, 5m or 1h, the process of an instance ends, and the next "
+        "request starts it again; a model's own parameter PYTRITON_IDLE_TIMEOUT_S counts more",
+    )
     add_service_options(parser)
     parser.set_defaults(run=run)
 
@@ -40,7 +47,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     start_log(arguments.log_level, arguments.log_format)
     folder = hosts_endpoint(arguments)
     check_folder(folder)
-    supervisor = HostSupervisor(folder, "Choose another folder (--endpoint) that this user may write to.")
+    supervisor = HostSupervisor(
+        folder, "Choose another folder (--endpoint) that this user may write to.", idle_timeout_s=arguments.idle
+    )
     stop = StopSignals()
     with stop:
         supervisor.start()

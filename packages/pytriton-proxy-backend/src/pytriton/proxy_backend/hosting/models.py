@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..model import ModelSpec
 from ..process.child import Launch
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings, parameter_fields
 from .environments import Environments, ModelRefused
 from .forkservers import OWN_LAUNCH
 
-__all__ = ["CACHE_PARAMETER", "STUB", "PythonModel", "is_decoupled", "settings_text"]
+__all__ = ["CACHE_PARAMETER", "IDLE_PARAMETER", "STUB", "IdleRule", "PythonModel", "is_decoupled", "settings_text"]
 
 STUB = "triton_python_backend_stub"
 """Name of the program in which Triton's Python backend runs an instance."""
@@ -24,7 +26,12 @@ STUB = "triton_python_backend_stub"
 CACHE_PARAMETER = "PYTRITON_RESPONSE_CACHE_BYTES"
 """Parameter of a configuration: what answers that are given again may take in the server's memory, in bytes."""
 
+IDLE_PARAMETER = "PYTRITON_IDLE_TIMEOUT_S"
+"""Parameter of a configuration: without a request for so long the process of an instance ends, in seconds; 0: never."""
+
 _PREFIX = "PYTRITON_"
+# Parameters that are read here, each in its own way.
+_NOT_OF_THE_LIBRARY = (CACHE_PARAMETER, IDLE_PARAMETER)
 _MOST_BYTES = (1 << 63) - 1
 _DEFAULT_FILE = "model.py"
 _PYTHON = "python"
@@ -91,6 +98,24 @@ class PythonModel:
         counts = (max(1, int(each.get("count") or 1)) * max(1, len(each.get("gpus") or ())) for each in groups)
         return sum(counts) > 1
 
+    def spec(self, config: str) -> ModelSpec:
+        """Return what the proxy backend is told of the model; its tensors are between `model.py` and its callers.
+
+        Args:
+            config: Its configuration, completed.
+        """
+        fields = json.loads(config)
+        most = int(fields.get("max_batch_size") or 0)
+        return ModelSpec(
+            name=self.name,
+            version=self.version,
+            inputs=(),
+            outputs=(),
+            batching=most > 0,
+            max_batch_size=most,
+            decoupled=is_decoupled(fields),
+        )
+
     def completion_job(self, log_level: int) -> PythonModelJob:
         """Return the job of a host that is to complete the configuration."""
         return self._job(log_level, auto_complete=True)
@@ -132,6 +157,52 @@ class PythonModel:
         )
 
 
+@dataclass(frozen=True)
+class IdleRule:
+    """When the process of an instance ends because nobody calls it, and how long requests then wait for it.
+
+    Attributes:
+        idle_timeout_s: After so long without a request, in seconds; `None` is never.
+        attach_timeout_s: How long a request waits for the process, in seconds, as far as the model itself says it.
+        why_not: Why the instance stays awake although the others of its supervisor sleep; `None` where that is as it
+            should be.
+    """
+
+    idle_timeout_s: float | None
+    attach_timeout_s: float
+    why_not: str | None = None
+
+    @classmethod
+    def of(cls, config: str, default_s: float | None) -> IdleRule:
+        """Read the rule of a model.
+
+        Args:
+            config: Its configuration, completed.
+            default_s: What counts where the model says nothing, in seconds; `None` is never.
+
+        Raises:
+            ModelRefused: The parameter is no number of seconds, or the model cannot sleep.
+        """
+        fields = json.loads(config)
+        text = ((fields.get("parameters") or {}).get(IDLE_PARAMETER) or {}).get("string_value")
+        attach_s = float(_own_settings(fields).get("attach_timeout_s", ProxySettings.attach_timeout_s))
+        try:
+            idle_s = default_s if text is None else float(text)
+        except ValueError:
+            idle_s = math.nan
+        if idle_s is not None and not 0 <= idle_s < math.inf:
+            raise ModelRefused(f"parameter {IDLE_PARAMETER}: expected a number of seconds, 0 for never, got {text!r}")
+        if not idle_s:
+            return cls(None, attach_s)
+        if "sequence_batching" in fields:
+            # Between two requests of a sequence nothing is in flight.
+            why_not = "its process may hold the state of sequences (sequence_batching)"
+            if text is not None:
+                raise ModelRefused(f"parameter {IDLE_PARAMETER}: the model cannot sleep, because {why_not}")
+            return cls(None, attach_s, why_not)
+        return cls(idle_s, attach_s)
+
+
 def is_decoupled(fields: Mapping[str, Any]) -> bool:
     """Return whether a configuration lets a request have any number of responses."""
     return bool((fields.get("model_transaction_policy") or {}).get("decoupled"))
@@ -167,13 +238,11 @@ def _own_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.parameter: field for field in parameter_fields()}
     found = {}
     for name, parameter in (fields.get("parameters") or {}).items():
-        if not name.startswith(_PREFIX) or name == CACHE_PARAMETER:
+        if not name.startswith(_PREFIX) or name in _NOT_OF_THE_LIBRARY:
             continue
         if name not in known:
-            raise ModelRefused(
-                f"parameter {name}: this version knows {', '.join(sorted([*known, CACHE_PARAMETER]))} of those that "
-                f"begin with {_PREFIX}"
-            )
+            all_known = ", ".join(sorted([*known, *_NOT_OF_THE_LIBRARY]))
+            raise ModelRefused(f"parameter {name}: this version knows {all_known} of those that begin with {_PREFIX}")
         try:
             found[known[name].name] = known[name].from_parameter(parameter.get("string_value", ""))
         except ValueError as error:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import functools
 import itertools
-import json
 import logging
 import math
 import os
@@ -27,6 +26,7 @@ from ..process.child import Launch
 from ..process.host_process import HostProcess
 from ..process.log import WORKER_LOGGER
 from ..process.messages import PythonModelJob
+from ..process.sleep import Sleep
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.peers import peer_credentials
 from ..system.shortage import explain
@@ -34,7 +34,7 @@ from ..system.threads import keep_on
 from .control import ControlError, Frame, FrameKind, has_ended, receive_frame, send_frame
 from .environments import Environments, ModelRefused
 from .forkservers import Forkservers
-from .models import PythonModel, is_decoupled, settings_text
+from .models import IdleRule, PythonModel, settings_text
 
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "ServingHost", "check_folder"]
 
@@ -70,12 +70,14 @@ class _Loaded:
     Attributes:
         model: The model.
         config: Its configuration, completed.
+        idle: When the hosts of its instances sleep.
         spare: The host that has completed the configuration, until an instance takes it.
         numbers: Numbers for its hosts.
     """
 
     model: PythonModel
     config: str
+    idle: IdleRule
     spare: HostProcess | None
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -102,9 +104,18 @@ class ServingHost:
 class HostSupervisor:
     """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one."""
 
-    def __init__(self, folder: Path, advice: str = "") -> None:
+    def __init__(self, folder: Path, advice: str = "", *, idle_timeout_s: float | None = None) -> None:
+        """Prepare it; nothing happens before `start`.
+
+        Args:
+            folder: Where its socket shall lie.
+            advice: What to do where the socket cannot be made, for the error.
+            idle_timeout_s: After so long without a request, in seconds, the host of an instance sleeps whose model says
+                nothing about that; `None` is never.
+        """
         self._folder = folder
         self._advice = advice
+        self._idle_timeout_s = idle_timeout_s
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._lock_fd: int | None = None
@@ -310,7 +321,10 @@ class HostSupervisor:
                 spare = self._start(model, model.completion_job(_log_level(model, 0)), 0)
                 self._wait(channel, spare, spare.wait_configured)
                 completed = spare.completed_config
-            loaded = _Loaded(model, completed or model.config, spare)
+            config = completed or model.config
+            loaded = _Loaded(model, config, IdleRule.of(config, self._idle_timeout_s), spare)
+            if loaded.idle.why_not is not None:
+                logger.info("Model %r stays awake when it is idle: %s", model.name, loaded.idle.why_not)
             with self._lock:
                 self._models[str(endpoint)] = loaded
             send_frame(channel, FrameKind.OK, [completed, settings_text(loaded.config, endpoint)])
@@ -333,23 +347,32 @@ class HostSupervisor:
                 number = next(loaded.numbers)
         if loaded is None:
             raise ModelRefused(f"instance '{instance}' is of a model that is not loaded: {model_endpoint}")
-        serving = loaded.model.serving(loaded.config, instance, kind, device, endpoint)
+        model, sleep = loaded.model, None
+        serving = model.serving(loaded.config, instance, kind, device, endpoint)
         try:
             if host is None:
-                job = loaded.model.serving_job(serving, _log_level(loaded.model, number))
-                host = self._start(loaded.model, job, number)
+                job = model.serving_job(serving, _log_level(model, number))
+                host = self._start(model, job, number)
             else:
                 host.serve(serving)
             self._wait(channel, host, host.wait_serving)
+            spec = model.spec(loaded.config)
             with self._lock:
-                self._serving[host] = ServingHost(
-                    loaded.model.name, loaded.model.version, is_decoupled(json.loads(loaded.config)), number, host
-                )
+                self._serving[host] = ServingHost(model.name, model.version, spec.decoupled, number, host)
+            idle = loaded.idle
+            if idle.idle_timeout_s is not None:
+                sleep = Sleep(spec, Path(endpoint), idle.idle_timeout_s, idle.attach_timeout_s, instance=instance)
+                sleep.add(host)
+                sleep.start()
             send_frame(channel, FrameKind.OK)
             _wait_end(channel)
         finally:
+            if sleep is not None:
+                sleep.cut()
             if host is not None:
                 self._stop(host)
+            if sleep is not None:
+                sleep.stop()
             # A server that lives removes it itself, or asks again.
             _remove_if_dead(Path(endpoint))
 

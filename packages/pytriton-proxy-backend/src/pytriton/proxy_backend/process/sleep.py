@@ -45,7 +45,15 @@ class Sleep:
     has somebody to wake whenever a request finds no worker.
     """
 
-    def __init__(self, model: ModelSpec, endpoint: Path, idle_timeout_s: float, attach_timeout_s: float) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        endpoint: Path,
+        idle_timeout_s: float,
+        attach_timeout_s: float,
+        *,
+        instance: str | None = None,
+    ) -> None:
         """Prepare it; nothing happens before `start`.
 
         Args:
@@ -53,12 +61,17 @@ class Sleep:
             endpoint: The socket of the proxy backend.
             idle_timeout_s: How long no request has come before they sleep, in seconds.
             attach_timeout_s: How long a request waits for them, in seconds.
+            instance: The instance of a `model.py` that sleeps by itself; `None` where the model sleeps as a whole.
         """
         self._model = model
         self._endpoint = endpoint
         self._idle_timeout_s = idle_timeout_s
         self._attach_timeout_s = attach_timeout_s
         self._label = f"Model {model.name!r} (version {model.version})"
+        self._attach_setting = "ModelConfig.attach_timeout_s"
+        if instance is not None:
+            self._label = f"Instance {instance!r} of model {model.name!r} (version {model.version})"
+            self._attach_setting = "the parameter PYTRITON_ATTACH_TIMEOUT_S of its config.pbtxt"
         self._workers: list[WorkerProcess] = []
         self._placeholder: Placeholder | None = None
         # Guards the placeholder: one that is made is stopped, or is not used.
@@ -189,9 +202,10 @@ class Sleep:
                 if took_s > self._attach_timeout_s:
                     logger.warning(
                         "%s: requests wait %g s for a worker, and those that came first have failed meanwhile. Set "
-                        "ModelConfig.attach_timeout_s higher than it takes to wake.",
+                        "%s higher than it takes to wake.",
                         self._label,
                         self._attach_timeout_s,
+                        self._attach_setting,
                     )
                 return
             if not waiting or self._count_ends() > ends:

@@ -12,6 +12,7 @@ from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.proxy_backend.errors import HostingError
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
+from pytriton.proxy_backend.settings import read_duration
 from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
 from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
 from pytriton.server.lifecycle.deployment import Deployment
@@ -63,15 +64,17 @@ class ServerFiles:
         self._damaged_looks = 0
         self._restore_at = 0.0
 
-    def create(self, binary: TritonServerBinary, python_models: str | None) -> tuple[ServerFolders, dict[str, str]]:
+    def create(self, binary: TritonServerBinary, config: TritonConfig) -> tuple[ServerFolders, dict[str, str]]:
         """Make the workspace, without the models that are bound."""
         workspace = self._workspace
         workspace.create()
         variables: dict[str, str] = {}
         # A user who serves models by their folders has not asked for Triton's own Python backend.
-        if (python_models or (WORKERS if self.linked else "")).lower() == WORKERS:
+        if (config.python_models or (WORKERS if self.linked else "")).lower() == WORKERS:
             advice = "Set PYTRITON_HOME to a folder with a shorter path."
-            self.supervisor = HostSupervisor(workspace.hosts_path, advice)
+            idle = config.python_models_idle
+            idle_timeout_s = None if idle is None else read_duration(idle)
+            self.supervisor = HostSupervisor(workspace.hosts_path, advice, idle_timeout_s=idle_timeout_s)
             try:
                 self.supervisor.start()
             except HostingError as error:

@@ -42,7 +42,12 @@ __all__ = ["Replacement", "check_same_places", "wait_standing_by"]
 
 logger = logging.getLogger(__name__)
 
-_FIXED = frozenset({"allow_http", "allow_grpc", "allow_metrics", "allow_sagemaker", "allow_vertex_ai", "python_models"})
+_FIXED = frozenset(
+    {
+        *("allow_http", "allow_grpc", "allow_metrics", "allow_sagemaker", "allow_vertex_ai"),
+        *("python_models", "python_models_idle"),
+    }
+)
 # As long as its name, since a socket's path has little room.
 _SUFFIX, _PARKED_SUFFIX = ".sock", ".last"
 _ANSWER_TIMEOUT_S = 0.5

@@ -135,7 +135,7 @@ class ServerSession:
         check_settings(config, self._server.security)
         binary = find_tritonserver()
         check_options(config, binary)
-        folders, variables = self.files.create(binary, config.python_models)
+        folders, variables = self.files.create(binary, config)
         for model in models:
             # Workers start now, so that they are attached by the time that the server answers.
             self._deployment.prepare(model)

@@ -51,10 +51,12 @@ class HostedModel:
         return [
             CallableTotals(
                 place=each.number,
-                attached=each.host.is_attached,
+                # Of one that sleeps, or comes for a request, nobody has to be told that it is away.
+                attached=None if each.host.is_asleep or each.host.is_waking else each.host.is_attached,
                 statistics=each.host.statistics,
                 pid=each.host.pid,
                 ends=each.host.ends,
+                asleep=each.host.is_asleep,
             )
             for each in self.hosts
         ]

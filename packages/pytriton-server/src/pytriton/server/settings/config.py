@@ -70,6 +70,10 @@ class TritonConfig:
     python_models: str | None = None
     """Who runs the `model.py` of models in there whose backend is `python`: `stub` is Triton's Python backend (when
     unset), `workers` are processes of any Python, this one's by default, which are replaced when they die."""
+    python_models_idle: str | None = None
+    """After how long without a request, such as `90s`, `5m` or `1h`, the process of an instance of such a model ends
+    with `workers`; the next request starts it again (never when unset). The parameter `PYTRITON_IDLE_TIMEOUT_S` of a
+    model counts more."""
     model_control_mode: str | None = None
     """How the models of `model_repository` come and go: `explicit` when somebody asks, with all of them loaded at the
     start (when unset), `poll` when their files change, `none` not at all. With the last two, models are bound before
@@ -233,6 +237,13 @@ class TritonConfig:
             raise PyTritonValidationError(
                 "The `http` or `grpc` endpoint has to be allowed. Leave TritonConfig.allow_http or "
                 "TritonConfig.allow_grpc unset, or set one of them to True."
+            )
+        if self.python_models_idle is not None and (self.python_models or WORKERS).lower() != WORKERS:
+            raise PyTritonValidationError(
+                f"TritonConfig.python_models_idle is for models that workers serve (python_models={WORKERS!r}); "
+                f"Triton's Python backend (python_models={self.python_models!r}) does not end its processes.",
+                expected=f"python_models={WORKERS!r}",
+                received=self.python_models,
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
+from pytriton.proxy_backend.settings import DURATION, read_duration
 from pytriton.server.settings.security import VALID_TRITON_ENDPOINTS
 
 __all__ = [
@@ -221,6 +222,13 @@ def _check_pattern(value: str, where: str) -> None:
         )
 
 
+def _check_duration(value: str, where: str) -> None:
+    try:
+        read_duration(value)
+    except ValueError as error:
+        raise PyTritonValidationError(f"{where}: {error}.", expected=DURATION, received=value) from None
+
+
 def _items(pattern: str, form: str, example: str) -> Callable[[list[str], str], None]:
     def check(values: list[str], where: str) -> None:
         for item in values:
@@ -236,6 +244,7 @@ def _items(pattern: str, form: str, example: str) -> Callable[[list[str], str], 
 
 _FORMATS: dict[str, Callable[[Any, str], object]] = {
     "python_models": _one_of("stub", "workers"),
+    "python_models_idle": _check_duration,
     "model_control_mode": _one_of("explicit", "poll", "none"),
     "rate_limit": _one_of("execution_count", "off"),
     "rate_limit_resource": _items(
