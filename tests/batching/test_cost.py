@@ -197,10 +197,13 @@ def check_answer(ids: Array, answer: dict[str, Array]) -> tuple[int, int, int]:
     return rows, longest, tokens
 
 
-def check_random_lengths(url: str, name: str, seed: int, *, packed: bool = False) -> None:
-    """Many callers with random lengths each get their own, of batches that cost no more than they may."""
+def check_random_lengths(url: str, name: str, seed: int, *, packed: bool = False) -> tuple[int, int]:
+    """Many callers with random lengths each get their own, of batches that cost no more than they may.
 
-    def ask(numbered: tuple[int, ModelClient]) -> list[tuple[int, int, int]]:
+    Return what the batches cost in all, and what the requests cost by themselves.
+    """
+
+    def ask(numbered: tuple[int, ModelClient]) -> list[tuple[int, int, int, int, int]]:
         number, client = numbered
         chance = random.Random(f"{seed} {number}")
         found = []
@@ -208,19 +211,30 @@ def check_random_lengths(url: str, name: str, seed: int, *, packed: bool = False
             rows = chance.choice((1, 1, 1, 2, 3))
             length = chance.choice((0, 1, chance.randrange(LIMIT // rows + 1), chance.randrange(12)))
             ids = np.array([[chance.randrange(1000) for _ in range(length)] for _ in range(rows)], np.int64)
-            found.append(check_answer(ids, client.infer_batch(ids.reshape(rows, length))))
+            found.append((*check_answer(ids, client.infer_batch(ids.reshape(rows, length))), rows, length))
         return found
 
     with clients(url, name, 12) as callers, ThreadPoolExecutor(len(callers)) as pool:
         batches = [found for answers in pool.map(ask, enumerate(callers)) for found in answers]
-    for rows, longest, tokens in batches:
+    for rows, longest, tokens, _, _ in batches:
         assert (tokens if packed else rows * longest) <= LIMIT
+    own = sum(rows * max(length, 1) for _, _, _, rows, length in batches)
+    # Each request's share of its batch.
+    return own if packed else sum(rows * max(longest, 1) for _, longest, _, rows, _ in batches), own
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("name", ["threads", "processes", "packed"])
 def test_each_gets_its_own_and_no_batch_costs_more_than_it_may(served: Triton, name: str, protocol: str) -> None:
-    check_random_lengths(url_of(served, protocol), name, seed=1, packed=name == "packed")
+    cost, padding = counted(served, name)
+    told, own = check_random_lengths(url_of(served, protocol), name, seed=1, packed=name == "packed")
+    assert counted(served, name) == (cost + told, padding + told - own)
+
+
+def counted(triton: Triton, name: str) -> tuple[float, int]:
+    """Return what the batches of a model cost so far, and how much of that was padding."""
+    totals = [each.statistics for each in triton._models[name, 1].read_totals()]
+    return sum(each.costs.sum for each in totals), sum(each.padding for each in totals)
 
 
 def test_on_a_server_of_somebody_else(served: Triton) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton.console.charts import lately, names_of, requests_chart
+from pytriton.console.charts import batch_chart, lately, names_of, requests_chart
 from pytriton.console.samples import Point
 
 
-def point(requests_s: float = 1.0, latency_ms: float | None = None) -> Point:
-    return Point(requests_s, {}, latency_ms, None, None, None, None, False, None, None)
+def point(requests_s: float = 1.0, latency_ms: float | None = None, padding: float | None = None) -> Point:
+    return Point(requests_s, {}, latency_ms, None, None, None, None, False, 2.0, None, padding)
 
 
 @pytest.mark.parametrize(("times", "span"), [([100_000.0], (40_000, 100_000)), ([0.0, 100_000.0], (0, 100_000))])
@@ -24,6 +24,13 @@ def test_without_requests_there_are_no_axes(points: list[tuple[float, Point | No
     assert made["title"]["text"] == "no requests yet"
     assert "xAxis" not in made
     assert names_of(made) == []
+
+
+def test_padding_is_shown_of_models_that_have_a_cost() -> None:
+    assert names_of(batch_chart([(1000.0, point())])) == ["rows of a batch", "requests in the queue"]
+    made = batch_chart([(1000.0, point()), (2000.0, point(padding=0.25))])
+    assert names_of(made) == ["rows of a batch", "requests in the queue", "padding, %"]
+    assert [row[-1] for row in made["dataset"]["source"][-2:]] == [None, 25.0]
 
 
 def test_of_many_points_the_slowest_of_each_step_is_shown() -> None:

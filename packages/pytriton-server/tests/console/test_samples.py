@@ -72,6 +72,25 @@ def test_what_happened_between_two_samples() -> None:
     assert [point.p50_ms, point.p99_ms] == pytest.approx([1.0, 1.98])
 
 
+def test_the_padding_of_batches() -> None:
+    page = PAGE + (
+        "# TYPE pytriton_batch_cost histogram\n"
+        'pytriton_batch_cost_bucket{model="a",version="1",worker="0",le="+Inf"} 2\n'
+        'pytriton_batch_cost_count{model="a",version="1",worker="0"} 2\n'
+        'pytriton_batch_cost_sum{model="a",version="1",worker="0"} 100\n'
+        'pytriton_batch_cost_sum{model="a",version="1",worker="1"} 100\n'
+        "# TYPE pytriton_batch_padding_total counter\n"
+        'pytriton_batch_padding_total{model="a",version="1",worker="0"} 20\n'
+        'pytriton_batch_padding_total{model="a",version="1",worker="1"} 30\n'
+    )
+    now = read_metrics(page, 5.0).models
+    points = {name: since(ModelCounts(), now[name], 3.0) for name in ("a", "b")}
+    assert {name: point and point.padding for name, point in points.items()} == {"a": 0.25, "b": None}
+    nothing = since(now["a"], now["a"], 3.0)
+    assert nothing is not None
+    assert nothing.padding is None
+
+
 def test_the_outcomes_of_the_guard_come_first() -> None:
     page = PAGE + (
         "# TYPE pytriton_responses_total counter\n"

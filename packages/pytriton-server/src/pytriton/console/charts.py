@@ -90,10 +90,15 @@ def latency_chart(history: History) -> Options:
 
 
 def batch_chart(history: History) -> Options:
-    """Return how large batches are, and how many requests wait."""
-    parts: list[Callable[[Point], float | None]] = [lambda point: point.batch_rows, lambda point: point.pending]
-    rows = [[round(time_ms), *_values(point, parts)] for time_ms, point in history]
-    return _options(["rows of a batch", "requests in the queue"], rows, empty="no requests yet")
+    """Return how large batches are, how many requests wait, and, where that is counted, how much of them is padding."""
+    parts: dict[str, Callable[[Point], float | None]] = {
+        "rows of a batch": lambda point: point.batch_rows,
+        "requests in the queue": lambda point: point.pending,
+    }
+    if any(point is not None and point.padding is not None for _, point in history):
+        parts["padding, %"] = lambda point: None if point.padding is None else 100 * point.padding
+    rows = [[round(time_ms), *_values(point, parts.values())] for time_ms, point in history]
+    return _options(list(parts), rows, empty="no requests yet")
 
 
 def _values(point: Point | None, parts: Any) -> list[float | None]:

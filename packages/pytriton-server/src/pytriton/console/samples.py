@@ -25,10 +25,19 @@ _COUNTERS = {
     "nv_inference_compute_infer_duration_us": "compute_us",
     "nv_inference_compute_output_duration_us": "compute_us",
 }
+_SUMS = ("succeeded", "failed", "rows", "batches", "request_us", "queue_us", "compute_us", "cost", "padding")
 # Triton gives this reason for errors of the backend; our own metrics know more of them.
 _OF_BACKEND = "backend"
 _OK = "ok"
-_WORKER_STATES = {"pytriton_worker_attached": "attached", "pytriton_worker_asleep": "asleep"}
+_COSTS = {"pytriton_batch_cost_sum": "cost", "pytriton_batch_padding": "padding"}
+_WORKER_FIELDS: Mapping[str, tuple[str, type]] = {
+    "pytriton_worker_attached": ("attached", bool),
+    "pytriton_worker_asleep": ("asleep", bool),
+    "pytriton_worker_pid": ("pid", int),
+    "pytriton_worker_ends": ("ends", int),
+    "pytriton_requests": ("requests", float),
+    "pytriton_callable_seconds_sum": ("busy_s", float),
+}
 
 
 @dataclass
@@ -42,6 +51,9 @@ class ModelCounts:
     request_us: float = 0.0
     queue_us: float = 0.0
     compute_us: float = 0.0
+    cost: float = 0.0
+    """What batches took of the limit of a `Cost`, with their padding."""
+    padding: float = 0.0
     pending: float | None = None
     """Requests that wait in the queue now."""
     outcomes: dict[str, float] = field(default_factory=dict)
@@ -57,7 +69,7 @@ class ModelCounts:
 
     def add(self, other: "ModelCounts") -> None:
         """Add the counters of another model; of quantiles, the largest is kept."""
-        for name in ("succeeded", "failed", "rows", "batches", "request_us", "queue_us", "compute_us"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.pending is not None:
             self.pending = (self.pending or 0.0) + other.pending
@@ -132,6 +144,8 @@ class Point:
     """Whether the quantiles are about the callable instead of requests."""
     batch_rows: float | None
     pending: float | None
+    padding: float | None
+    """The share of padding in the cost of batches; None of a model without a `Cost`."""
 
     @property
     def all_failures_s(self) -> float:
@@ -183,7 +197,8 @@ def since(before: ModelCounts, now: ModelCounts, seconds: float) -> Point | None
     # If Triton's own front end serves gRPC, the guard counts HTTP only.
     answered = max(sum(now.outcomes.values()) - sum(before.outcomes.values()), succeeded + failed)
     rows, batches = now.rows - before.rows, now.batches - before.batches
-    if min(succeeded, failed, rows, batches) < 0:
+    cost, padding = now.cost - before.cost, now.padding - before.padding
+    if min(succeeded, failed, rows, batches, cost, padding) < 0:
         return None
     failures = {kind: count - before.failures.get(kind, 0.0) for kind, count in now.failures.items()}
     quantiles = now.quantiles_ms if succeeded else {}
@@ -202,6 +217,7 @@ def since(before: ModelCounts, now: ModelCounts, seconds: float) -> Point | None
         of_callable=of_callable,
         batch_rows=rows / batches if batches else None,
         pending=now.pending,
+        padding=padding / cost if cost else None,
     )
 
 
@@ -225,16 +241,12 @@ def _take(sample: Sample, name: str, labels: Mapping[str, str], value: float) ->
         return
     key = (labels["model"], labels.get("version", ""), int(labels["worker"]))
     worker = sample.workers.setdefault(key, WorkerCounts(*key))
-    if name in _WORKER_STATES:
-        setattr(worker, _WORKER_STATES[name], bool(value))
-    elif name == "pytriton_worker_pid":
-        worker.pid = int(value)
-    elif name == "pytriton_worker_ends":
-        worker.ends = int(value)
-    elif name == "pytriton_requests":
-        worker.requests = value
-    elif name == "pytriton_callable_seconds_sum":
-        worker.busy_s = value
+    if name in _WORKER_FIELDS:
+        field_name, kind = _WORKER_FIELDS[name]
+        setattr(worker, field_name, kind(value))
+    elif name in _COSTS:
+        counts = sample.models.setdefault(key[0], ModelCounts())
+        setattr(counts, _COSTS[name], getattr(counts, _COSTS[name]) + value)
     elif name == "pytriton_failed_requests":
         worker.failed += value
         _add(sample.models.setdefault(key[0], ModelCounts()).callable_kinds, {labels.get("kind", "failed"): value})

@@ -231,6 +231,7 @@ class Model:
     decoupled: bool = False
     counters: Counters = dataclasses.field(default_factory=Counters)
     attached: bool = True
+    has_cost: bool = False
 
     def read_totals(self) -> list[CallableTotals]:
         statistics = self.counters.snapshot()

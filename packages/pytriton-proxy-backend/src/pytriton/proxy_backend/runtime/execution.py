@@ -184,6 +184,7 @@ class Execution:
 
     def _call(self) -> Any:
         assert self._batch is not None
+        self._service.count_cost(self._batch)
         return self._service.infer_func(make_requests(self._batch, self._count, self._request_spans))
 
     async def _finish_async(self, result: Any, *, is_alone: bool = False) -> None:

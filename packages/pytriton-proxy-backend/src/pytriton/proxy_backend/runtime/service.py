@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -77,6 +78,35 @@ class BatchSource(ResponseSink, Protocol):
         """Return a descriptor that is readable when `poll` may find something."""
 
 
+class CostRule:
+    """Counts the elements that the free sizes of the costliest input take in a batch, as `cost.h` does."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        """Prepare it for a model with a cost."""
+        assert model.cost is not None
+        self._is_packed = model.cost["layout"] == "packed"
+        # The places of the free sizes in arrays, which have the rows in front.
+        self._axes = {
+            tensor.name: [axis for axis, size in enumerate(tensor.shape, 1) if size == -1]
+            for tensor in model.inputs
+            if -1 in tensor.shape
+        }
+
+    def of(self, batch: Batch) -> tuple[int, int]:
+        """Return what a batch costs, and how much of that is padding."""
+        most = (0, 0)
+        for name, axes in self._axes.items():
+            shapes = batch.shapes_of(name)
+            # An empty size counts as 1.
+            sizes = [[max(shape[axis], 1) for axis in axes] for shape in shapes]
+            own = sum(shape[0] * math.prod(each) for shape, each in zip(shapes, sizes, strict=True))
+            cost = own
+            if not self._is_packed:
+                cost = batch.metadata.starts[-1] * math.prod(map(max, zip(*sizes, strict=True))) if sizes else 0
+            most = max(most, (cost, cost - own))
+        return most
+
+
 class Service:
     """What all batches of a worker have in common.
 
@@ -116,12 +146,18 @@ class Service:
         self.failures = FailureLog()
         self.is_logged = False
         self.pacing: Pacing | None = None
+        self._cost_rule = None if model.cost is None else CostRule(model)
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         # Where requests differ in length, `@batch` pads or packs them, and cuts what comes back.
         is_plain = model.batching and not model.decoupled and model.cost is None
         if is_plain and hasattr(type(infer_func), "__pytriton_whole__"):
             self.columns_func = infer_func.__pytriton_whole__  # type: ignore[attr-defined]
+
+    def count_cost(self, batch: Batch) -> None:
+        """Count what a batch costs that the callable is about to get, if the model says what a batch may cost."""
+        if self._cost_rule is not None:
+            self.counters.add_cost(*self._cost_rule.of(batch))
 
     def wait_taken(self, batch: Batch | None, number: int) -> None:
         """Wait until the callers of a stream take what they were sent, or are gone.

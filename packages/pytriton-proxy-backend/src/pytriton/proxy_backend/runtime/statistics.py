@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .meters import Meters
 
 _LARGEST_ROWS_EXPONENT = 16
+# Up to 16 million; a histogram of them has few buckets, because what counts is their sum beside that of the padding.
+_COSTS_EXPONENTS = range(4, 25, 2)
 # From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes. Between 1 ms and 17 s all buckets are reported, so a
 # quantile is wrong by a quarter at most; elsewhere the buckets of a power are joined.
 _SECONDS_EXPONENTS = range(10, 38)
@@ -77,6 +79,9 @@ class WorkerStatistics:
         queued_seconds: How long batches lay in the worker's socket until the callable was called, in all.
         input_bytes: Bytes of the inputs.
         output_bytes: Bytes of the outputs that were sent.
+        costs: What the batches cost, each with its padding, in the unit of `Cost.limit`; empty for a model without a
+            cost.
+        padding: How much of that was padding, in all.
     """
 
     requests: int
@@ -89,6 +94,8 @@ class WorkerStatistics:
     queued_seconds: float
     input_bytes: int
     output_bytes: int
+    costs: Histogram
+    padding: int
 
 
 def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStatistics:
@@ -106,6 +113,8 @@ def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStat
         queued_seconds=one.queued_seconds + other.queued_seconds,
         input_bytes=one.input_bytes + other.input_bytes,
         output_bytes=one.output_bytes + other.output_bytes,
+        costs=_joined(one.costs, other.costs),
+        padding=one.padding + other.padding,
     )
 
 
@@ -120,7 +129,10 @@ _CALLABLE_COUNTS = _ROW_COUNTS + _BUCKETS
 _ACCELERATED = _FIRST_NS = _CALLABLE_COUNTS + _BUCKETS * _PARTS
 _FIRST_COUNTS = _FIRST_NS + 1
 _CANCELLED = _FIRST_COUNTS + _BUCKETS * _PARTS
-_FAILED = _CANCELLED + 1
+_PADDING = _CANCELLED + 1
+_COST = _PADDING + 1
+_COST_COUNTS = _COST + 1
+_FAILED = _COST_COUNTS + _BUCKETS
 _COUNT = _FAILED + len(ERROR_KINDS)
 
 COUNTERS_BYTES = 8 * _COUNT
@@ -166,6 +178,13 @@ class Counters:
             numbers[_CALLABLE_COUNTS + _place_of(callable_ns)] += 1
         if self.meters is not None:
             self.meters.add_call(requests, rows, called_ns - sent_ns if 0 < sent_ns < called_ns else None, callable_ns)
+
+    def add_cost(self, cost: int, padding: int) -> None:
+        """Count what a batch costs, and how much of that is padding."""
+        with self._lock:
+            self._numbers[_COST] += cost
+            self._numbers[_PADDING] += padding
+            self._numbers[_COST_COUNTS + ((cost - 1).bit_length() if cost else 0)] += 1
 
     def add_first_response(self, waited_ns: int) -> None:
         """Count the first response of a request to a decoupled model, so long after the callable was called."""
@@ -264,6 +283,8 @@ def _statistics(numbers: Sequence[int]) -> WorkerStatistics:
         queued_seconds=numbers[_QUEUED_NS] * 1e-9,
         input_bytes=numbers[_INPUT_BYTES],
         output_bytes=numbers[_OUTPUT_BYTES],
+        costs=_histogram(numbers[_COST_COUNTS:_FAILED], _COSTS_ENDS, _COSTS_BOUNDS, numbers[_COST]),
+        padding=numbers[_PADDING],
     )
 
 
@@ -283,6 +304,8 @@ def _second_ends() -> Iterator[tuple[int, float]]:
 
 _ROWS_BOUNDS = tuple(float(2**exponent) for exponent in range(_LARGEST_ROWS_EXPONENT + 1))
 _ROWS_ENDS = tuple(range(1, len(_ROWS_BOUNDS) + 1))
+_COSTS_BOUNDS = tuple(float(2**exponent) for exponent in _COSTS_EXPONENTS)
+_COSTS_ENDS = tuple(exponent + 1 for exponent in _COSTS_EXPONENTS)
 _SECONDS_ENDS, _SECONDS_BOUNDS = zip(*_second_ends(), strict=True)
 
 

@@ -222,6 +222,13 @@ class Batch:
             for begin, end in itertools.pairwise(self.metadata.starts)
         ]
 
+    def shapes_of(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes of an input in the requests that have it; a single one where they share an array."""
+        column = self.columns.get(name)
+        if column is not None:
+            return [column.shape]
+        return [own[name].shape for own in self._own_inputs or () if name in own]
+
     def load_inputs(self, index: int) -> dict[str, Array]:
         """Return the inputs of a request."""
         if self._batching and len(self.rows) > 1:

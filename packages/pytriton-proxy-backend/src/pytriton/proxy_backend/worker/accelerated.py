@@ -186,6 +186,7 @@ class AcceleratedSource:
     def make_requests(self, *parts: Any) -> list[Request]:
         """See `_accelerator.Host`."""
         batch = self._make_batch(*parts)
+        self._service.count_cost(batch)
         return make_requests(batch, len(batch.rows))
 
     def give_back(self) -> None:

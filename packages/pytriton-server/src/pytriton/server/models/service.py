@@ -43,6 +43,7 @@ class WorkerService:
         self.name = definition.name
         self.version = definition.version
         self.decoupled = definition.spec.decoupled
+        self.has_cost = definition.spec.cost is not None
         self.generation = 0
         """Tells the sockets of models apart that follow each other under one name and version: for a moment both are
         there."""

@@ -42,6 +42,8 @@ class MeasuredModel(Protocol):
 
     name: str
     version: int
+    has_cost: bool
+    """Whether it says what a batch may cost."""
 
     @property
     def decoupled(self) -> bool:
@@ -308,6 +310,14 @@ class _Callables(Collector):
         queued = CounterMetricFamily(
             "pytriton_queue_seconds", "Time that batches waited for the worker after they were sent", labels=_LABELS
         )
+        costs = HistogramMetricFamily(
+            "pytriton_batch_cost",
+            "What the batches of a model with a Cost took of its limit, with their padding",
+            labels=_LABELS,
+        )
+        padding = CounterMetricFamily(
+            "pytriton_batch_padding", "How much of the cost of the batches was padding", labels=_LABELS
+        )
         received = CounterMetricFamily("pytriton_input_bytes", "Bytes of the inputs", labels=_LABELS)
         sent = CounterMetricFamily("pytriton_output_bytes", "Bytes of the outputs", labels=_LABELS)
         attached = GaugeMetricFamily(
@@ -343,6 +353,9 @@ class _Callables(Collector):
             if model.decoupled:
                 waits = statistics.first_response_seconds
                 first.add_metric(labels, _buckets(waits), waits.sum)
+            if model.has_cost:
+                costs.add_metric(labels, _buckets(statistics.costs), statistics.costs.sum)
+                padding.add_metric(labels, statistics.padding)
             queued.add_metric(labels, statistics.queued_seconds)
             received.add_metric(labels, statistics.input_bytes)
             sent.add_metric(labels, statistics.output_bytes)
@@ -355,7 +368,7 @@ class _Callables(Collector):
             if (resident := totals.memory) is not None:
                 memory.add_metric(labels, resident)
             ends.add_metric(labels, totals.ends)
-        yield from (requests, failed, cancelled, rows, seconds, first, queued, received, sent)
+        yield from (requests, failed, cancelled, rows, seconds, first, costs, padding, queued, received, sent)
         yield from (attached, asleep, process, memory, ends)
 
 

@@ -45,6 +45,7 @@ class HostedModel:
     decoupled: bool
     hosts: Sequence[ServingHost]
     """The processes of its instances."""
+    has_cost: bool = False
 
     def read_totals(self) -> list[CallableTotals]:
         """Return the counts of its instances since they were loaded."""
