@@ -100,6 +100,24 @@ def test_a_check_says_when_models_sleep(folder: Path) -> None:
     assert "sleeps after 3600 s" in run(folder, "--check", "--config=serve.toml").stdout
 
 
+def test_a_check_of_a_memory_budget(folder: Path) -> None:
+    done = run(folder, "--check", "--workers=1", "--memory-budget=1GiB", "--min-awake=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    (folder / "serve.toml").write_text(
+        "memory_budget = '1.5GB'\nidle = '5m'\n[models.softmax]\nworkers = 1\npinned = true\n"
+    )
+    done = run(folder, "--check", "--config=serve.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].endswith("1 process, pinned")
+    # What is typed counts more.
+    done = run(folder, "--check", "--config=serve.toml", "--memory-budget=much")
+    assert done.returncode == 1
+    assert "memory_budget must be a number of bytes, or text such as 2GiB" in done.stderr
+    done = run(folder, "--check", "--memory-budget=1GiB")
+    assert done.returncode == 1
+    assert "memory_budget is for models in processes of their own, and none of those" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("app", "config", "problem"),
     [
@@ -114,6 +132,20 @@ def test_a_check_says_when_models_sleep(folder: Path) -> None:
         (APP, "workers = 1\nidle = 'soon'\n", "idle: expected a time above 0, such as 90s, 5m or 1h; got 'soon'"),
         (APP, "[models.softmax]\nworkers = 1\nidle = 300\n", "models.softmax.idle: expected a time above 0"),
         (APP, "workers = 0\nidle = '5m'\n", "softmax cannot sleep when it is idle, because a thread of the server's"),
+        (APP, "min_awake = -1\n", "serve.toml: min_awake: expected an integer of at least 0; got -1"),
+        (APP, "memory_budget = 7\n", "serve.toml: memory_budget: expected text; got 7"),
+        (APP, "workers = 1\nmemory_budget = '8MiB'\n", "of at least 16 MiB, which a worker process takes by itself"),
+        (APP, "[models.softmax]\npinned = 1\n", "models.softmax.pinned: expected true or false; got 1"),
+        (
+            APP,
+            "[models.softmax]\npinned = true\n",
+            "softmax cannot be pinned, because a thread of the server's process",
+        ),
+        (
+            APP,
+            "[models.softmax]\nworkers = 1\npinned = true\nidle = '5m'\n",
+            "models.softmax.pinned: expected false for a model with idle: what is pinned never sleeps",
+        ),
         (APP, "openai = 8002\n", "the port 8002 is to be that of the OpenAI endpoints and one of the server as well"),
         (APP, "unprotected = true\naccess_token = 'x'\n", "--unprotected and --access-token exclude each other"),
     ],

@@ -65,6 +65,33 @@ def make(
     return infer
 
 
+GROW, WAIT = -8.0, -9.0
+
+
+def make_large(factor: float, mebibytes: int, *, gate: str | None = None) -> Callable[..., Any]:
+    """Multiply, with weights that take their memory.
+
+    Args:
+        factor: By this number, which is what all weights are.
+        mebibytes: How much the weights take, and what is kept for each request with the value GROW.
+        gate: A file; a request with the value WAIT waits until it is there.
+    """
+    weights = [np.full(mebibytes << 18, factor, np.float32)]
+
+    @batch
+    def infer(x: Any) -> dict[str, Any]:
+        value = float(x.flat[0])
+        if value == PID:
+            return {"y": x * 0 + os.getpid()}
+        if value == GROW:
+            weights.append(weights[0].copy())
+        while value == WAIT and gate is not None and not os.path.exists(gate):
+            time.sleep(0.01)
+        return {"y": x * weights[-1][int(abs(value)) * 1009 % weights[-1].size]}
+
+    return infer
+
+
 def make_counting() -> Callable[..., Any]:
     """Count what comes with `prometheus_client`, which only this factory imports."""
     from prometheus_client import Counter, Gauge

@@ -87,7 +87,7 @@ def test_a_model_sleeps_and_its_next_request_is_answered(
         (pid,) = infer(triton.http_url, "m", PID)
         assert pid != os.getpid()
     text = caplog.text
-    assert "sleeps: no request came for 0.2 s, so its worker processes (2) end." in text
+    assert "sleeps: no request came for 0.2 s, so its worker processes (2) end. They took" in text
     assert "is awake again, after" in text
     assert "is started again in" not in text  # no end of a process was taken for a crash
 

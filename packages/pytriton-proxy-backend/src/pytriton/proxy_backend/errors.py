@@ -14,6 +14,7 @@
     ├── KeysMissingError        an address that is not of this machine needs keys (also a ValueError)
     ├── AttachError             the worker could not attach in time, or was refused
     │   ├── CannotSleepError        the proxy backend cannot wake workers that sleep
+    │   ├── NoRoomError             the memory budget has no room for the workers of a model
     │   ├── GreetingTimeoutError    nobody answered its greeting
     │   └── VersionMismatchError    worker and proxy backend speak different protocols
     ├── UnsupportedModelError   the Python proxy cannot serve a model

@@ -189,12 +189,24 @@ def serve(
             "request for their model starts them again.",
         ),
     ] = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="PYTRITON_MEMORY_BUDGET",
+            help="How much memory the processes of --workers may take together, such as 2GiB. Where a model needs "
+            "more, those that were used least recently end until their next request.",
+        ),
+    ] = None,
+    min_awake: Annotated[
+        int, typer.Option(min=0, help="How many models stay awake however long nobody calls them, in spite of --idle.")
+    ] = 0,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
-            "workers, idle and fields of ModelConfig. What is typed here counts more.",
+            "workers, idle, pinned and fields of ModelConfig. What is typed here counts more.",
         ),
     ] = None,
     reload: Annotated[

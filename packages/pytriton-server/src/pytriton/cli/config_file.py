@@ -24,7 +24,7 @@ _OF_CODE = ("batching", "decoupled")
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
-_OF_SERVE = ("workers", "idle")
+_OF_SERVE = ("workers", "idle", "pinned")
 
 
 class ConfigFileError(Exception):
@@ -39,7 +39,7 @@ class ConfigFile:
         path: The file.
         options: Options of the command, by the names of its parameters.
         server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, `idle`, and fields of `ModelConfig`.
+        models: By the name of the model: `workers`, `idle`, `pinned`, and fields of `ModelConfig`.
     """
 
     path: Path
@@ -54,8 +54,15 @@ class ConfigFile:
 
     def idle_timeout_s(self, model: str, default: str | None) -> float | None:
         """Return after how many seconds without a request a model sleeps; None is never."""
+        if self.is_pinned(model):
+            return None
         told: str | None = self.models.get(model, {}).get("idle", default)
         return None if told is None else read_duration(told)
+
+    def is_pinned(self, model: str) -> bool:
+        """Return whether the processes of a model never sleep."""
+        pinned: bool = self.models.get(model, {}).get("pinned", False)
+        return pinned
 
     def configure(self, model: str, config: ModelConfig) -> ModelConfig:
         """Return the configuration of a model, changed by the file."""
@@ -166,6 +173,10 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
     _check_keys(path, f"{key}.", told, [*_OF_SERVE, *known])
     if "idle" in told:
         check_duration(path, f"{key}.idle", told["idle"])
+    if "pinned" in told:
+        _check_type(path, f"{key}.pinned", told["pinned"], bool)
+        if told["pinned"] and "idle" in told:
+            _refuse(path, f"{key}.pinned", "false for a model with idle: what is pinned never sleeps", told["pinned"])
     if "workers" in told and (not isinstance(told["workers"], int) or told["workers"] is True or told["workers"] < 0):
         _refuse(path, f"{key}.workers", "an integer of at least 0", told["workers"])
     return {name: _read_value(path, f"{key}.{name}", name, value) for name, value in told.items()}

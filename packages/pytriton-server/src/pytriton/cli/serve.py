@@ -39,6 +39,8 @@ _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
 _IN_FILE = {
     "workers": int,
     "idle": str,
+    "memory_budget": str,
+    "min_awake": int,
     "address": str,
     "access_token": str,
     "unprotected": bool,
@@ -46,10 +48,13 @@ _IN_FILE = {
     "log_format": str,
     "access_log": bool,
 }
+_OF_OPTIONS = [field.name for field in dataclasses.fields(ServerOptions) if field.name != "server"]
 _TOLD = (UserCodeError, ConfigFileError)
 _OF_SERVER = (
     "workers",
     "idle",
+    "memory_budget",
+    "min_awake",
     "address",
     "http_port",
     "grpc_port",
@@ -124,6 +129,10 @@ class _Settings:
         file = ConfigFile(Path()) if path is None else read_config(path, self._in_file)
         if file.options.get("workers", 0) < 0:
             raise ConfigFileError(f"{path}: workers: expected an integer of at least 0; got {file.options['workers']}")
+        if file.options.get("min_awake", 0) < 0:
+            raise ConfigFileError(
+                f"{path}: min_awake: expected an integer of at least 0; got {file.options['min_awake']}"
+            )
         if path is not None and "idle" in file.options:
             check_duration(path, "idle", file.options["idle"])
         # The command line wins over the file, and the file over the default.
@@ -131,10 +140,7 @@ class _Settings:
         server = {name: value for name, value in file.server.items() if name not in self._given}
         if "address" in self._given:
             server = {name: value for name, value in server.items() if not name.endswith("_address")}
-        names = ("address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
-        settings = ServerOptions(
-            **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
-        )
+        settings = ServerOptions(**{name: values[name] for name in _OF_OPTIONS}, server=server)
         return file, values, settings
 
 
@@ -219,9 +225,17 @@ class _Served:
                     f"{signature.name} cannot sleep when it is idle, because a thread of the server's process serves "
                     f"it: give it a process of its own, with --workers 1, or leave out --idle"
                 )
+            pinned = self._file.is_pinned(signature.name)
+            if pinned and not workers:
+                raise UserCodeError(
+                    f"{signature.name} cannot be pinned, because a thread of the server's process serves it, which "
+                    "never sleeps: leave out pinned, or give it a process of its own, with --workers 1"
+                )
             models[signature.name] = {
                 # Given by its place, because worker processes find an object by that.
-                "infer_func": ProcessWorker(place, copies=workers, idle_timeout_s=idle_timeout_s) if workers else model,
+                "infer_func": model
+                if not workers
+                else ProcessWorker(place, copies=workers, idle_timeout_s=idle_timeout_s, pinned=pinned),
                 "inputs": signature.inputs,
                 "outputs": signature.outputs,
                 "config": self._file.configure(signature.name, signature.config),

@@ -41,6 +41,8 @@ class ServerOptions:
         log_format: How its records look, see `pytriton.proxy_backend.cli.logs`.
         access_log: Whether there is a record of every request.
         server: Fields of `TritonConfig` that count more than these.
+        memory_budget: How much memory worker processes may take, such as `2GiB`.
+        min_awake: How many models stay awake however long nobody calls them.
     """
 
     address: str
@@ -53,6 +55,8 @@ class ServerOptions:
     log_format: str
     access_log: bool = False
     server: Mapping[str, Any] = field(default_factory=dict)
+    memory_budget: str | None = None
+    min_awake: int = 0
 
     def start_log(self) -> None:
         """Write the log to standard error."""
@@ -70,7 +74,12 @@ class ServerOptions:
             raise typer.BadParameter("--unprotected and --access-token exclude each other")
         restricted: list[str] | None = [] if self.unprotected else None
         security = TritonSecurityConfig(access_token=self.access_token, restricted_endpoints=restricted)
-        return Triton(config=self.make_config(**settings), security_config=security)
+        return Triton(
+            config=self.make_config(**settings),
+            security_config=security,
+            memory_budget=self.memory_budget,
+            min_awake=self.min_awake,
+        )
 
     def make_config(self, **settings: Any) -> TritonConfig:
         """Return the settings of the server."""

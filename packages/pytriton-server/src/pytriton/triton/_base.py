@@ -26,6 +26,7 @@ from pytriton.server.models.hinted import name_of
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.tracing import ModelTracing
 from pytriton.server.models.workers import StartCancelled
+from pytriton.server.settings.memory import make_budget
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import describe_as_html, say_ready
@@ -54,9 +55,12 @@ class TritonBase(abc.ABC):
         workspace: A path for files, which must not exist yet and is removed at the end. None takes a new folder under
             `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
         triton_lifecycle_policy: Whether entering the context manager connects.
+        memory_budget: How much memory all worker processes together may take, as for `Triton`.
+        min_awake: How many models stay awake however long nobody calls them.
 
     Raises:
         FileExistsError: `workspace` exists.
+        PyTritonBadParameterError: `memory_budget` or `min_awake` is not acceptable.
     """
 
     _CANCELLED = "The server was stopped from another thread while it was starting."
@@ -67,7 +71,11 @@ class TritonBase(abc.ABC):
         self,
         workspace: "Workspace | str | os.PathLike[str] | None" = None,
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
+        *,
+        memory_budget: str | int | None = None,
+        min_awake: int = 0,
     ) -> None:
+        self._budget = make_budget(type(self).__name__, memory_budget, min_awake)
         end_on_sigterm_as_init()
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
@@ -178,7 +186,7 @@ class TritonBase(abc.ABC):
             strict=strict,
             triton_context=self._context,
         )
-        model = WorkerService(definition, ModelTracing(trace_config, self._trace_config))
+        model = WorkerService(definition, ModelTracing(trace_config, self._trace_config), self._budget)
         self._check_own()
         caller = calling_model(self._context)
         if replace and caller is not None and caller.key == model.key:
@@ -415,6 +423,7 @@ class TritonBase(abc.ABC):
     def _start(self, *, announces: bool = True) -> None:
         self._check_own()
         check_may_start()
+        self._models.check_budget(self._budget)
         with self._life.changing():
             if self._life.session is not None:
                 self._restart_if_dead()

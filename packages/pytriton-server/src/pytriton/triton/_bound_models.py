@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytriton.exceptions import PyTritonInvalidOperationError
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
+from pytriton.proxy_backend.process.budget import MemoryBudget
 from pytriton.server.errors import TritonModelLoadError
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.models.arguments import Servable
@@ -186,6 +187,24 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
                     f"Model {model.name!r}: version {model.version} differs from version {other.version} in "
                     f"{', '.join(differences)}, but Triton keeps one description for all versions of a name. Bind it "
                     "under another name."
+                )
+
+    def check_budget(self, budget: MemoryBudget) -> None:
+        """Refuse settings for the memory of worker processes where models are bound, and none has such a process."""
+        definitions = [model.definition for model in list(self.values())]
+        settings = (
+            ("memory_budget", budget.limit_bytes, "has_processes", "is served by processes"),
+            ("min_awake", budget.min_awake or None, "is_movable", "may sleep"),
+        )
+        for name, value, needed, what in settings:
+            if value is not None and definitions and not any(getattr(each, needed) for each in definitions):
+                raise PyTritonBadParameterError(
+                    f"{name} is for models in processes of their own, and none of those that are bound {what}: give "
+                    f"them some (ProcessWorker, or pytriton serve --workers 1), or leave {name} out. Threads of this "
+                    "process cannot be ended.",
+                    parameter=name,
+                    value=value,
+                    rule="unset without worker processes",
                 )
 
     def put(self, model: WorkerService) -> None:

@@ -33,6 +33,8 @@ class ModelDescription:
     """Whether its workers have ended until a request comes; it is ready all the same."""
     idle_timeout_s: float | None = None
     """After how many seconds without a request that is so; None is never."""
+    is_pinned: bool = False
+    """Whether its workers run on although another model needs their memory."""
 
     @property
     def inputs(self) -> str:
@@ -60,6 +62,7 @@ class ModelDescription:
         facts += [_counted(self.threads, "thread")] if self.threads else []
         facts += [_counted(self.processes, "process", "es")] if self.processes else []
         facts += [f"sleeps after {self.idle_timeout_s:g} s"] if self.idle_timeout_s is not None else []
+        facts += ["pinned"] if self.is_pinned else []
         return ", ".join(facts)
 
     def __str__(self) -> str:
@@ -99,6 +102,7 @@ def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescriptio
         is_ready=model.is_attached if is_running else None,
         is_asleep=is_running and model.is_asleep,
         idle_timeout_s=model.definition.idle_timeout_s,
+        is_pinned=model.definition.is_pinned,
     )
 
 

@@ -53,11 +53,14 @@ class RemoteTriton(TritonBase):
         connect_timeout_s: How long to wait for the server, in seconds.
         response_cache_bytes: What the answers of each model with `ModelConfig(response_cache=True)` may take in the
             server's memory, in bytes. 0 keeps none.
+        memory_budget: How much memory all worker processes of this object together may take, as for `Triton`.
+        min_awake: How many models stay awake however long nobody calls them, as for `Triton`.
 
     Raises:
         PyTritonClientInvalidUrlError: `url` cannot be understood.
         PyTritonClientValueError: `tls` does not go with `url`, or its files cannot be read.
-        PyTritonBadParameterError: `connect_timeout_s` or `response_cache_bytes` is not acceptable.
+        PyTritonBadParameterError: `connect_timeout_s`, `response_cache_bytes`, `memory_budget` or `min_awake` is not
+            acceptable.
         FileExistsError: `workspace` exists.
     """
 
@@ -75,6 +78,8 @@ class RemoteTriton(TritonBase):
         tls: "TlsSettings | None" = None,
         connect_timeout_s: float = STARTUP_TIMEOUT_S,
         response_cache_bytes: int = 0,
+        memory_budget: str | int | None = None,
+        min_awake: int = 0,
     ) -> None:
         # Imported late, because a program that starts its own server needs no client.
         from pytriton.client.management import TritonUrl, check_tls, make_ssl_context
@@ -97,7 +102,7 @@ class RemoteTriton(TritonBase):
             )
         self._response_cache_bytes = response_cache_bytes
         self._remote: RemoteSession | None = None
-        super().__init__(workspace)
+        super().__init__(workspace, memory_budget=memory_budget, min_awake=min_awake)
 
     @property
     def url(self) -> str:

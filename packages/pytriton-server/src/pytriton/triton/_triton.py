@@ -74,10 +74,14 @@ class Triton(TritonBase):
             `PYTRITON_GUARD` in the environment says.
         unresponsive_timeout_s: How long a server that is alive may answer nothing, over HTTP or gRPC, before it is
             ended, in seconds. That is its death then, for `restart` as well. None leaves it alone.
+        memory_budget: How much memory all worker processes together may take: bytes, or text such as `2GiB`. For one
+            that needs more than is left, those that were used least recently sleep. Threads of this process, hosts of a
+            `model.py` and tritonserver do not count. None is `PYTRITON_MEMORY_BUDGET`, else any amount.
+        min_awake: How many of the models that sleep when nobody calls them stay awake all the same.
 
     Raises:
         FileExistsError: `workspace` exists.
-        PyTritonBadParameterError: `linger_s` or `unresponsive_timeout_s` is not acceptable.
+        PyTritonBadParameterError: A time, or a setting for worker processes, is not acceptable.
         PyTritonValidationError: A setting is not acceptable, or an argument is of another type.
     """
 
@@ -94,6 +98,8 @@ class Triton(TritonBase):
         linger_s: float | None = None,
         guard: GuardConfig | None = None,
         unresponsive_timeout_s: float | None = UNRESPONSIVE_TIMEOUT_S,
+        memory_budget: str | int | None = None,
+        min_awake: int = 0,
     ) -> None:
         if linger_s is not None:
             check_timeout("linger_s", linger_s)
@@ -110,13 +116,12 @@ class Triton(TritonBase):
         # Models that are served by their folders, by name.
         self._folders: dict[str, Path] = {}
         self._restart_policy = restart
-        self._guard = guard
-        self._unresponsive_timeout_s = unresponsive_timeout_s
+        self._guard, self._unresponsive_timeout_s = guard, unresponsive_timeout_s
         self._schedule: RestartSchedule | None = None
         if triton_lifecycle_policy is None and vertex_ai_is_on(self._config):
             # Its front end picks the model at the start, so a start on entering the context manager could only fail.
             triton_lifecycle_policy = VertextAILifecyclePolicy
-        super().__init__(workspace, triton_lifecycle_policy)
+        super().__init__(workspace, triton_lifecycle_policy, memory_budget=memory_budget, min_awake=min_awake)
         self._trace_config = self._config.trace_config
         self._life.linger_s = linger_s
         _registry.add(self, self._alias)
@@ -166,7 +171,9 @@ class Triton(TritonBase):
         Raises:
             PyTritonValidationError: A file is missing or cannot be read, an address is none, or two settings exclude
                 each other.
+            PyTritonBadParameterError: There is a memory budget, and no worker process.
         """
+        self._models.check_budget(self._budget)
         check_settings(self._config, self._security)
         check_ports(self._config)
 
@@ -332,12 +339,7 @@ class Triton(TritonBase):
             raise explained from error
 
     def _open(self) -> ServerSession:
-        if self._config.log_verbose:
-            logger.warning(
-                "Triton Inference Server is running with enabled verbose logs (log_verbose_level=%d). It may "
-                "affect inference performance.",
-                self._config.log_verbose,
-            )
+        _warn_if_verbose(self._config)
         self._schedule = None if self._restart_policy is None else RestartSchedule(self._restart_policy)
         self._server = ServerSession(
             self._config,
@@ -456,6 +458,15 @@ def running() -> list[Triton]:
     `stop` ends their servers.
     """
     return _registry.running()
+
+
+def _warn_if_verbose(config: TritonConfig) -> None:
+    if config.log_verbose:
+        logger.warning(
+            "Triton Inference Server is running with enabled verbose logs (log_verbose_level=%d). It may "
+            "affect inference performance.",
+            config.log_verbose,
+        )
 
 
 def _check_type(name: str, value: object, kind: type[object]) -> None:

@@ -7,6 +7,7 @@ import enum
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import AttachError
@@ -14,6 +15,7 @@ from ..model import ModelSpec
 from ..system.threads import keep_on
 from ..transport.activity import ask_activity
 from ..worker.placeholder import CannotSleepError, Placeholder
+from .budget import Account, MemoryBudget, NoRoomError, size_text
 from .worker_process import WorkerProcess
 
 __all__ = ["Sleep", "SleepState"]
@@ -25,6 +27,12 @@ _LOOKS = 4
 _LEAST_BETWEEN_LOOKS_S, _MOST_BETWEEN_LOOKS_S = 0.05, 60.0
 _ASK_TIMEOUT_S = 2.0
 _STEP_S = 0.25
+# While workers start for the first time.
+_STARTING_S = 0.02
+# So often it is noted who is used, where a budget puts those to sleep that were used least recently.
+_USE_S = 0.5
+# The part of the time that requests wait for a worker in which other models have to make room for it.
+_SHARE_FOR_ROOM = 0.8
 _PAUSE_AFTER_FAILURE_S = 1.0
 
 
@@ -39,7 +47,8 @@ class SleepState(enum.Enum):
 class Sleep:
     """Puts the worker processes of one model to sleep, all at once, and wakes them all.
 
-    States: AWAKE --no request for `idle_timeout_s`--> ASLEEP --a request waits--> WAKING --one is attached--> AWAKE
+    States: AWAKE --no request for `idle_timeout_s`, or another model needs their memory--> ASLEEP --a request waits-->
+    WAKING --one is attached--> AWAKE; WAKING --the memory budget has no room--> ASLEEP
 
     A placeholder is attached before the workers leave, and until one of them is attached again: so the proxy backend
     has somebody to wake whenever a request finds no worker.
@@ -49,8 +58,10 @@ class Sleep:
         self,
         model: ModelSpec,
         endpoint: Path,
-        idle_timeout_s: float,
+        idle_timeout_s: float | None,
         attach_timeout_s: float,
+        budget: MemoryBudget | None = None,
+        account: Account | None = None,
         *,
         instance: str | None = None,
     ) -> None:
@@ -59,14 +70,19 @@ class Sleep:
         Args:
             model: What the workers serve.
             endpoint: The socket of the proxy backend.
-            idle_timeout_s: How long no request has come before they sleep, in seconds.
+            idle_timeout_s: How long no request has come before they sleep, in seconds; `None` leaves that to `budget`.
             attach_timeout_s: How long a request waits for them, in seconds.
+            budget: Where they get their memory; `None` is without a limit.
+            account: They themselves, as the budget sees them; its `ask_to_sleep` is set here.
             instance: The instance of a `model.py` that sleeps by itself; `None` where the model sleeps as a whole.
         """
         self._model = model
         self._endpoint = endpoint
         self._idle_timeout_s = idle_timeout_s
         self._attach_timeout_s = attach_timeout_s
+        self._budget = MemoryBudget() if budget is None else budget
+        self._account = account or Account(model.name, lambda: _pids(self._workers), lambda: True)
+        self._account.ask_to_sleep = self._ask
         self._label = f"Model {model.name!r} (version {model.version})"
         self._attach_setting = "ModelConfig.attach_timeout_s"
         if instance is not None:
@@ -77,6 +93,9 @@ class Sleep:
         # Guards the placeholder: one that is made is stopped, or is not used.
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        # Set when there is something to do before the next look: to stop, or to sleep for another model.
+        self._nudged = threading.Event()
+        self._is_asked = False
         self._taken = 0
         self.state = SleepState.AWAKE
         """What the workers do."""
@@ -96,6 +115,7 @@ class Sleep:
     def cut(self) -> None:
         """Look no more. Workers that sleep are not woken; they are to be stopped next. `stop` has to follow."""
         self._stopping.set()
+        self._nudged.set()
         with self._lock:
             if self._placeholder is not None:
                 self._placeholder.stop()
@@ -112,105 +132,192 @@ class Sleep:
         placeholder = self._placeholder
         return placeholder is not None and self.state is not SleepState.AWAKE and placeholder.is_attached
 
+    def _ask(self) -> None:
+        """Sleep soon if there is nothing to do, because another model needs the memory. With the lock of the budget."""
+        self._is_asked = True
+        self._nudged.set()
+
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        while any(worker.is_alive and not worker.is_warm for worker in self._workers):
+            if self._stopping.wait(_STARTING_S):
+                return
+        self._budget.arrive(self._account, woken=False)
         while not self._stopping.is_set():
             if not keep_on(self._sleep_once, f"{self._label}: its sleep failed"):
                 self._stopping.wait(_PAUSE_AFTER_FAILURE_S)
 
     def _sleep_once(self) -> None:
-        """Sleep when it is time, until somebody has to wake."""
-        if not self._await_idle():
-            return
+        """Sleep when it is time, until the workers are awake again."""
+        begin = self._await_time()
+        while begin is not None:
+            begin = self._hold_place(begin)
+
+    def _hold_place(self, begin: Callable[[], bool]) -> Callable[[], bool] | None:
+        """Sleep, and wake the workers when a request waits.
+
+        Args:
+            begin: Puts the workers to sleep when the place is held; returns whether it did.
+
+        Returns:
+            What takes the place of `begin` where they have to sleep on; `None` when they are awake.
+        """
         placeholder = Placeholder(self._model, self._endpoint)
         with self._lock:
             if self._stopping.is_set():
-                return
+                return None
             self._placeholder = placeholder
-        can_sleep = True
+        can_sleep, sleeps_on = True, False
         try:
-            if placeholder.hold(self._put_to_sleep):
-                self._wake(placeholder)
+            if placeholder.hold(begin):
+                sleeps_on = not self._wake(placeholder)
         except CannotSleepError as error:
             can_sleep = False
             logger.warning("%s stays awake: %s.", self._label, error)
         finally:
-            if not self._stopping.is_set():
+            if not self._stopping.is_set() and not sleeps_on:
                 # Whatever has happened, nobody else would wake them.
                 for worker in self._workers:
                     worker.wake()
             placeholder.release()
-            self.state = SleepState.AWAKE
+            if not sleeps_on:
+                self._budget.arrive(self._account)
+                self.state = SleepState.AWAKE
             with self._lock:
                 self._placeholder = None
         if not can_sleep:
+            self._account.ask_to_sleep = None
             self._stopping.wait()
+        return _sleep_on if sleeps_on else None
 
-    def _await_idle(self) -> bool:
-        """Wait until nobody has called the model for as long as it takes; return false at the end."""
+    def _await_time(self) -> Callable[[], bool] | None:
+        """Wait until it is time to sleep; return what puts the workers to sleep, or `None` at the end."""
         taken: int | None = None
         since = time.monotonic()
-        pause_s = max(_LEAST_BETWEEN_LOOKS_S, min(self._idle_timeout_s / _LOOKS, _MOST_BETWEEN_LOOKS_S))
-        while not self._stopping.wait(pause_s):
+        idle_s = self._idle_timeout_s
+        pause_s = _USE_S if idle_s is None else max(_LEAST_BETWEEN_LOOKS_S, min(idle_s / _LOOKS, _MOST_BETWEEN_LOOKS_S))
+        if self._budget.limit_bytes is not None:
+            # Who was used least recently has to be known better than that.
+            pause_s = min(pause_s, _USE_S)
+        while not self._stopping.is_set():
+            self._nudged.wait(pause_s)
+            self._nudged.clear()
+            is_asked, self._is_asked = self._is_asked, False
+            if self._stopping.is_set():
+                break
+            if is_asked and self._is_before_service:
+                # When the server comes, it finds them asleep.
+                self._end_workers()
+                return _sleep_on
             activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S) if self._is_served else None
             if activity is None or activity.in_flight or activity.taken != taken:
+                if activity is not None and taken is not None:
+                    self._budget.use(self._account)
                 taken = None if activity is None else activity.taken
                 since = time.monotonic()
-            elif time.monotonic() - since >= self._idle_timeout_s:
+            elif idle_s is not None and time.monotonic() - since >= idle_s and self._budget.leave(self._account):
                 self._taken = activity.taken
-                return True
-        return False
+                return self._put_to_sleep
+            if is_asked:
+                if activity is not None and not activity.in_flight:
+                    self._taken = activity.taken
+                    return self._put_to_sleep
+                self._budget.stay(self._account)
+        return None
 
     @property
     def _is_served(self) -> bool:
         return all(worker.is_attached for worker in self._workers)
 
+    @property
+    def _is_before_service(self) -> bool:
+        """Whether all are ready, and no server has met them yet: so nobody can have called the model."""
+        return all(worker.is_warm and not worker.was_attached for worker in self._workers)
+
     def _put_to_sleep(self) -> bool:
         activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S)
-        if activity is None or activity.in_flight or activity.taken != self._taken:
-            return False
         # With one that is not attached, somebody else is at work: it has just ended, say.
-        if not self._is_served or self._stopping.is_set():
+        if (
+            activity is None
+            or activity.in_flight
+            or activity.taken != self._taken
+            or not self._is_served
+            or self._stopping.is_set()
+        ):
+            self._budget.stay(self._account)
             return False
+        self._end_workers()
+        return True
+
+    def _end_workers(self) -> None:
+        size = self._budget.read(self._account)
+        is_for_others = self._account.is_asked
         self.state = SleepState.ASLEEP
+        self._budget.sleep(self._account)
         for worker in self._workers:
             worker.sleep()
         logger.info(
-            "%s sleeps: no request came for %g s, so its worker processes (%d) end. The next request wakes it.",
+            "%s sleeps: %s, so its worker processes (%d) end. They took %s. The next request wakes it.",
             self._label,
-            self._idle_timeout_s,
+            "another model needs the memory" if is_for_others else f"no request came for {self._idle_timeout_s:g} s",
             len(self._workers),
+            size_text(size),
         )
-        return True
 
     def _count_ends(self) -> int:
         return sum(worker.ends for worker in self._workers)
 
-    def _wake(self, placeholder: Placeholder) -> None:
-        """Start the workers, and return when one is attached, or when they go on like any that cannot start."""
+    def _wake(self, placeholder: Placeholder) -> bool:
+        """Start the workers, and return when one is attached, or when they go on like any that cannot start.
+
+        Returns false where there is no room for them: the requests that wait have been told.
+        """
         began, ends = time.monotonic(), self._count_ends()
         self.state = SleepState.WAKING
+        try:
+            timeout_s = _SHARE_FOR_ROOM * self._attach_timeout_s
+            if not self._budget.admit(self._account, timeout_s, self._stopping.is_set):
+                return True
+        except NoRoomError as error:
+            logger.warning("%s cannot wake: %s.", self._label, error)
+            self.state = SleepState.ASLEEP
+            placeholder.turn_away(f"{error}. Send the request again later, or give the server a larger budget")
+            return False
+        waited_s = time.monotonic() - began
         self.wake_ups += 1
         for worker in self._workers:
             worker.wake()
         while not self._stopping.is_set():
             waiting = [worker for worker in self._workers if worker.is_alive]
             if any(worker.is_attached for worker in waiting):
-                took_s = time.monotonic() - began
-                logger.info("%s is awake again, after %.3g s.", self._label, took_s)
-                if took_s > self._attach_timeout_s:
-                    logger.warning(
-                        "%s: requests wait %g s for a worker, and those that came first have failed meanwhile. Set "
-                        "%s higher than it takes to wake.",
-                        self._label,
-                        self._attach_timeout_s,
-                        self._attach_setting,
-                    )
-                return
+                self._tell_awake(time.monotonic() - began, waited_s)
+                return True
             if not waiting or self._count_ends() > ends:
                 # All are given up, or one has ended, which was reported. The place says that somebody comes for sure.
-                return
+                return True
             placeholder.look()
             with contextlib.suppress(AttachError):
                 waiting[0].wait_attached(_STEP_S)
+        return True
+
+    def _tell_awake(self, took_s: float, waited_s: float) -> None:
+        waited = f", of which it waited {waited_s:.3g} s for memory" if waited_s >= _STEP_S else ""
+        logger.info("%s is awake again, after %.3g s%s.", self._label, took_s, waited)
+        if took_s > self._attach_timeout_s:
+            logger.warning(
+                "%s: requests wait %g s for a worker, and those that came first have failed meanwhile. Set %s higher "
+                "than it takes to wake.",
+                self._label,
+                self._attach_timeout_s,
+                self._attach_setting,
+            )
+
+
+def _pids(workers: Sequence[WorkerProcess]) -> list[int]:
+    return [pid for worker in workers if (pid := worker.pid) is not None]
+
+
+def _sleep_on() -> bool:
+    """Do nothing more when the place is held: they sleep already."""
+    return True

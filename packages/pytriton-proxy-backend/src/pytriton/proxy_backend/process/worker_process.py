@@ -109,7 +109,7 @@ class WorkerProcess:
         # Guards all that follows, and signals each change.
         self._changed = threading.Condition()
         self._child: ChildProcess | None = None
-        self._ready = False
+        self._ready = self.is_warm = False  # the latter of the present process
         self._attached = self._was_attached = False
         self._detached_since = 0.0
         self._ended = False
@@ -127,7 +127,6 @@ class WorkerProcess:
         self._crashes: collections.deque[float] = collections.deque()
         self._ends = 0
         self._failure: dict[str, Any] | None = None
-        # About the running process, or the last one.
         self._memory_kills = MemoryKills()
         self._heard = 0.0
         self._has_greeted = False
@@ -325,7 +324,7 @@ class WorkerProcess:
             GATHERED.end(self)
             with self._changed:
                 self._child = None
-                self._attached = False
+                self._attached = self.is_warm = False
                 self._detached_since = time.monotonic()
                 if child is not None:
                     self._past = add_statistics(self._past, child.statistics)
@@ -408,6 +407,7 @@ class WorkerProcess:
                 GATHERED.update(self, labels, families)
         elif kind in ("ready", "attached"):
             with self._changed:
+                self.is_warm = True
                 if kind == "ready":
                     self._was_ready = self._ready = True
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -11,7 +12,15 @@ from collections.abc import Callable, Sequence
 from .control_groups import MemoryKills
 from .escapes import escaped
 
-__all__ = ["OutputLines", "describe_exit", "open_pidfd", "quote_lines", "resident_bytes"]
+__all__ = [
+    "OutputLines",
+    "describe_exit",
+    "open_pidfd",
+    "proportional_bytes",
+    "quote_lines",
+    "resident_bytes",
+    "with_descendants",
+]
 
 _READ_BYTES = 65536
 _LINE_BYTES = 16384
@@ -94,6 +103,31 @@ def resident_bytes(pid: int) -> int | None:
             return int(file.read().split()[1]) * mmap.PAGESIZE
     except (OSError, IndexError, ValueError):
         return None
+
+
+def proportional_bytes(pid: int) -> int | None:
+    """Return a process's memory, of what it shares with others its share (PSS); `None` if unknown."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            for line in file:
+                name, _, size = line.partition(":")
+                if name == "Pss":
+                    return int(size.split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None
+    return None
+
+
+def with_descendants(pid: int) -> list[int]:
+    """Return a process and all that it has started, as far as those that started them still run."""
+    found = [pid]
+    # Grows while it is walked through.
+    for each in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with open(f"/proc/{each}/task/{thread}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+    return found
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import AttachError, ConnectionLostError, ProtocolError
+from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..model import ModelSpec
+from ..transport.activity import ask_activity
 from ..transport.link import Link
-from ..wire.layout import CAPABILITIES, Capability
+from ..wire.layout import CAPABILITIES, Capability, ErrorCode
 from .attaching import Attaching
 from .connect import make_connect
 
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 # How long the proxy backend may take to let a placeholder go that takes nothing.
 _DETACH_S = 5.0
+# How long turning requests away may take, and how many batches of them are taken at once.
+_TURN_AWAY_S = 5.0
+_TURNED_AWAY_AT_ONCE = 64
+_LOOK_S = 0.02
 _NAME = "placeholder of workers that sleep"
 
 
@@ -38,8 +43,9 @@ class Placeholder:
 
     def __init__(self, model: ModelSpec, endpoint: Path) -> None:
         """Prepare it; nothing happens before `hold`."""
-        connect = make_connect(endpoint, model, None, insecure=False)
-        self._attaching = Attaching(model, endpoint, connect, self._attached)
+        self._endpoint = endpoint
+        self._connect = make_connect(endpoint, model, None, insecure=False)
+        self._attaching = Attaching(model, endpoint, self._connect, self._attached)
 
     @property
     def is_attached(self) -> bool:
@@ -95,6 +101,37 @@ class Placeholder:
         if not is_open:
             self._let_go(connection)
 
+    def turn_away(self, text: str) -> None:
+        """Answer the requests that wait with an error, UNAVAILABLE, between `hold` and `release`.
+
+        Those that come afterwards wait again.
+
+        Args:
+            text: What they are told.
+        """
+        deadline = time.monotonic() + _TURN_AWAY_S
+        try:
+            link = self._connect(_NAME, _TURNED_AWAY_AT_ONCE, CAPABILITIES | Capability.STANDS_IN)
+        except (OSError, ProxyBackendError) as error:
+            # Their own time is over soon.
+            logger.debug("requests that wait cannot be turned away: %s", error)
+            return
+        try:
+            while (left_s := deadline - time.monotonic()) > 0 and not self._attaching.stopping.is_set():
+                if not _turn_away(link, text):
+                    return
+                if not _is_readable(link, min(left_s, _LOOK_S)):
+                    activity = ask_activity(self._endpoint, _TURN_AWAY_S)
+                    if activity is None or not activity.in_flight:
+                        break
+            link.detach()
+            while _turn_away(link, text) and _is_readable(link, deadline - time.monotonic()):
+                continue
+        except (ConnectionLostError, ProtocolError) as error:
+            logger.debug("requests that wait were not turned away: %s", error)
+        finally:
+            link.close()
+
     def release(self) -> None:
         """Let the place go."""
         connection = self._attaching.connection
@@ -138,6 +175,14 @@ class Placeholder:
 
     def _attached(self) -> None:
         """Do nothing more: the event `attached` is set."""
+
+
+def _turn_away(link: Link, text: str) -> bool:
+    """Answer what has come with an error; return whether the connection is open."""
+    batches = link.poll()
+    for number in [batch.number for batch in batches or ()]:
+        link.fail(number, text, ErrorCode.UNAVAILABLE)
+    return batches is not None
 
 
 def _is_readable(connection: Link, timeout_s: float | None) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytriton.proxy_backend import ProxyBackendError
+from pytriton.proxy_backend.process.budget import NoRoomError
 from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.control.http import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
@@ -117,19 +118,20 @@ class Deployment:
             return False
         return not self._deployer.has_others({model.name for model in self._all()})
 
-    def prepare(self, model: WorkerService) -> None:
+    def prepare(self, model: WorkerService, stop_wanted: StopWanted) -> None:
         """Start the workers of a model that the server will load. They attach as soon as it is loaded."""
         if model.endpoint(self._endpoints).exists():
             # The requests of a model with this name were cut off, and its end takes time.
             model.generation = next(self._generations)
         self._models.append(model)
         model.describe(self._endpoints)
-        model.start_workers(self._endpoints, self._on_unrecoverable)
+        self._start_workers(model, stop_wanted)
 
     def wait_warm(self, model: WorkerService, stop_wanted: StopWanted) -> None:
         """Wait until the callables of a model have done their warm-up."""
         try:
             model.workers.wait_warm(cancelled=stop_wanted)
+            model.workers.check_budget()
         except ProxyBackendError as error:
             cause = error.__cause__ or error
             raise self.load_error(model, str(error), cause) from cause
@@ -150,7 +152,7 @@ class Deployment:
         """Bring a model into service. After an error nothing of it is left."""
         is_deployed = False
         try:
-            self.prepare(model)
+            self.prepare(model, stop_wanted)
             self.wait_warm(model, stop_wanted)
             is_deployed = True
             try:
@@ -232,7 +234,7 @@ class Deployment:
         try:
             if not same:
                 new.describe(self._endpoints)
-            new.start_workers(self._endpoints, self._on_unrecoverable)
+            self._start_workers(new, stop_wanted)
             self.wait_warm(new, stop_wanted)
             if same:
                 self.wait_attached(new, timeout_s)
@@ -260,7 +262,7 @@ class Deployment:
         model.stop_workers(WORKER_DEADLINE_S)
         model.shared_endpoint = endpoint
         model.describe(self._endpoints)
-        model.start_workers(self._endpoints, self._on_unrecoverable)
+        self._start_workers(model, lambda: False)
 
     def cut_workers(self) -> None:
         """Cut all workers off, so that callers of requests in flight get an error. `stop_workers` has to follow."""
@@ -284,6 +286,12 @@ class Deployment:
             reason=reason,
             log_lines=() if cause is not None else self._log_tail(),
         )
+
+    def _start_workers(self, model: WorkerService, stop_wanted: StopWanted) -> None:
+        try:
+            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted)
+        except NoRoomError as error:
+            raise self.load_error(model, str(error), error) from error
 
     def _all(self) -> list[WorkerService]:
         return [*self._models, *self._draining, *self._orphaned]

@@ -88,6 +88,13 @@ class ModelDefinition:
         """What serves it."""
         self.idle_timeout_s = common_idle_timeout(self.callables, name)
         """After how many seconds without a request its workers sleep; None is never."""
+        processes = [each for each in self.callables if isinstance(each, ProcessWorker)]
+        self.has_processes = bool(processes)
+        """Whether processes of their own serve it, beside threads of this one or alone."""
+        self.is_pinned = any(each.pinned for each in processes)
+        """Whether its workers run on although another model needs their memory."""
+        self.is_movable = len(processes) == len(self.callables) and not self.is_pinned
+        """Whether its workers may be put to sleep when another model needs their memory."""
         self.ignores_parameters = all(map(ignores_parameters, infer_funcs))
         """Whether none of that reads the parameters of requests."""
         # The callables that the user knows, by which their configuration is found.

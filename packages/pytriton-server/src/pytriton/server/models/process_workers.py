@@ -102,7 +102,9 @@ class ProcessWorker:
         start_timeout_s: How long factory and warm-up of one process may take, in seconds.
         idle_timeout_s: When no request has come for so long, in seconds, the processes end, and their memory is free;
             the model stays ready, and its next request starts them again, and waits for them as long as
-            `ModelConfig.attach_timeout_s` says. None lets them run.
+            `ModelConfig.attach_timeout_s` says. None lets them run, unless the server has a memory budget and another
+            model needs their memory.
+        pinned: Whether they run on although another model needs their memory, see `Triton(memory_budget=...)`.
 
     Raises:
         PyTritonBadParameterError: An argument is not acceptable; says which one, and why.
@@ -122,6 +124,7 @@ class ProcessWorker:
         crash_window_s: float = 60.0,
         start_timeout_s: float = 300.0,
         idle_timeout_s: float | None = None,
+        pinned: bool = False,
     ) -> None:
         self.factory = factory
         """The factory as it was given."""
@@ -147,6 +150,8 @@ class ProcessWorker:
         """When a process is started again, and when it is given up."""
         self.idle_timeout_s = None if idle_timeout_s is None else _seconds("idle_timeout_s", idle_timeout_s)
         """After how long without a request the processes end, in seconds; None is never."""
+        self.pinned = _checked_pinned(pinned, idle_timeout_s)
+        """Whether they run on although another model needs their memory."""
 
     def __repr__(self) -> str:
         return f"ProcessWorker({self.target!r}, copies={self.copies})"
@@ -389,6 +394,14 @@ def _checked_python(python: Any) -> str | None:
         raise _rejected("python", python, "the path of a Python interpreter that this user may run")
     # Links are not resolved, because the link makes a virtual environment.
     return os.path.abspath(found)
+
+
+def _checked_pinned(pinned: Any, idle_timeout_s: float | None) -> bool:
+    if not isinstance(pinned, bool):
+        raise _rejected("pinned", pinned, "True or False")
+    if pinned and idle_timeout_s is not None:
+        raise _rejected("pinned", pinned, "False where idle_timeout_s is given", "What is pinned never sleeps.")
+    return pinned
 
 
 def _checked_folder(folder: Any) -> str | None:

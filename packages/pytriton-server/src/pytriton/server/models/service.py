@@ -13,6 +13,7 @@ from pytriton.proxy_backend import (
     endpoint_path,
     write_description,
 )
+from pytriton.proxy_backend.process.budget import MemoryBudget
 from pytriton.proxy_backend.settings import cost_settings
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.proxy_backend.wire.settings import serving_settings
@@ -35,9 +36,12 @@ class WorkerService:
     Args:
         definition: The model.
         tracing: Which tracer the callables get.
+        budget: Where worker processes get their memory; None is without a limit.
     """
 
-    def __init__(self, definition: ModelDefinition, tracing: ModelTracing | None = None) -> None:
+    def __init__(
+        self, definition: ModelDefinition, tracing: ModelTracing | None = None, budget: MemoryBudget | None = None
+    ) -> None:
         self.definition = definition
         """What the model is."""
         self.name = definition.name
@@ -52,6 +56,7 @@ class WorkerService:
         self.workers = ModelWorkers(definition.spec, definition.config, warmup=definition.new_warmup())
         """Who serves it."""
         self._tracing = tracing
+        self._budget = MemoryBudget() if budget is None else budget
         self._tracer: TracerLease | None = None
         self._description: Path | None = None
 
@@ -66,7 +71,7 @@ class WorkerService:
     ) -> "WorkerService":
         """Make the service that is to follow this one, see `ModelDefinition.successor`."""
         definition = self.definition.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
-        service = WorkerService(definition, self._tracing)
+        service = WorkerService(definition, self._tracing, self._budget)
         service.succeed(self)
         return service
 
@@ -78,6 +83,7 @@ class WorkerService:
         """
         self.shared_endpoint = old.shared_endpoint
         self.workers.totals = old.workers.totals
+        self.workers.memory_bytes = old.workers.memory_bytes
 
     @property
     def key(self) -> tuple[str, int]:
@@ -151,15 +157,37 @@ class WorkerService:
         )
         return [(SIDE_FILE_NAME, settings.to_text())]
 
-    def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
+    def start_workers(
+        self,
+        endpoints: Path,
+        on_unrecoverable: Callable[[BaseException], None],
+        stop_wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
+
+        Under a memory budget, it is waited until there is room for those in processes of their own.
 
         Args:
             endpoints: Folder for the sockets.
             on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
                 caller got its answer.
+            stop_wanted: Asked while there is no room; True ends the wait.
+
+        Raises:
+            NoRoomError: The memory budget has no room.
+            StartCancelled: `stop_wanted` said so.
         """
         endpoint = self.endpoint(endpoints)
+        definition, is_limited = self.definition, self._budget.limit_bytes is not None
+        if definition.idle_timeout_s is not None or (is_limited and definition.has_processes):
+            self.workers.join_budget(
+                self._budget,
+                endpoint,
+                sleeps=definition.is_movable,
+                pinned=definition.is_pinned,
+                idle_timeout_s=definition.idle_timeout_s,
+                stop_wanted=stop_wanted,
+            )
         if self._tracing is not None and self._tracer is None:
             self._tracer = self._tracing.acquire()
         for infer in self.definition.callables:
@@ -169,8 +197,7 @@ class WorkerService:
                 continue
             context = self.definition.make_context(infer, None if self._tracer is None else self._tracer.tracer)
             self.workers.start_thread(infer, endpoint, context, on_unrecoverable)
-        if self.definition.idle_timeout_s is not None:
-            self.workers.start_sleep(endpoint, self.definition.idle_timeout_s)
+        self.workers.start_sleep()
 
     def describe(self, endpoints: Path) -> None:
         """Write what a worker from elsewhere must know beside the socket; `stop_workers` removes it.

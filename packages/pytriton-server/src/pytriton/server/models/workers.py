@@ -13,6 +13,7 @@ from typing import Any
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
+from pytriton.proxy_backend.process.budget import Account, MemoryBudget
 from pytriton.proxy_backend.process.sleep import Sleep, SleepState
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
@@ -23,6 +24,8 @@ from pytriton.server.observe.metrics_totals import StatisticsTotals
 __all__ = ["ModelWorkers", "StartCancelled"]
 
 _POLL_S = 0.01
+# How long the start of workers waits at most until others have made room for them.
+_ROOM_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,11 @@ class ModelWorkers:
         self._warmups: list[WarmupBatches | None] = []
         self._fallback: FallbackWorker | None = None
         self._sleep: Sleep | None = None
+        self._budget: MemoryBudget | None = None
+        self._account: Account | None = None
+        self._size: int | None = None
+        # All in processes of their own have begun to start.
+        self._are_started = False
         self.was_attached = False
         """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
 
@@ -76,6 +84,17 @@ class ModelWorkers:
         """Whether the workers have ended until a request comes."""
         sleep = self._sleep
         return sleep is not None and sleep.state is SleepState.ASLEEP
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """How much those in processes of their own took when they were awake the last time; None if unknown."""
+        account = self._account
+        return self._size if account is None or account.size is None else account.size
+
+    @memory_bytes.setter
+    def memory_bytes(self, size: int | None) -> None:
+        """Set how much they are likely to take."""
+        self._size = size
 
     @property
     def _holds_place(self) -> bool:
@@ -158,18 +177,69 @@ class ModelWorkers:
                 )
             )
 
-    def start_sleep(self, endpoint: Path, idle_timeout_s: float) -> None:
-        """Put the workers, which are all in processes of their own, to sleep while nobody calls the model.
+    def join_budget(
+        self,
+        budget: MemoryBudget,
+        endpoint: Path,
+        *,
+        sleeps: bool,
+        pinned: bool,
+        idle_timeout_s: float | None,
+        stop_wanted: Callable[[], bool],
+    ) -> None:
+        """Wait until there is memory for workers in processes of their own, which have to be started next.
 
         Args:
+            budget: Where they get it.
             endpoint: The socket of the model.
-            idle_timeout_s: How long nobody has called it then, in seconds.
+            sleeps: Whether they may be put to sleep, when nobody calls the model or others need their memory.
+            pinned: Whether they run on although others need it.
+            idle_timeout_s: How long nobody has called the model when they are put to sleep, in seconds; None leaves
+                that to the budget.
+            stop_wanted: Asked again and again; True ends the wait.
+
+        Raises:
+            NoRoomError: There is none.
+            StartCancelled: `stop_wanted` said so.
         """
-        self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, float(self._config.attach_timeout_s))
+        workers, self._are_started = self._workers, False
+
+        def processes() -> list[WorkerProcess]:
+            return [worker for worker in workers if isinstance(worker, WorkerProcess)]
+
+        account = Account(
+            self._spec.name,
+            pids=lambda: [pid for worker in processes() if (pid := worker.pid) is not None],
+            is_up=lambda: self._are_started and all(worker.is_warm for worker in processes() if worker.is_alive),
+            pinned=pinned,
+            size=self._size,
+        )
+        if sleeps:
+            timeout_s = float(self._config.attach_timeout_s)
+            self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, timeout_s, budget, account)
+        budget.open(account)
+        self._budget, self._account = budget, account
+        if not budget.admit(account, _ROOM_S, stop_wanted):
+            raise StartCancelled
+
+    def start_sleep(self) -> None:
+        """Put the workers to sleep from now on, where `join_budget` has said so; all of them have been started."""
+        self._are_started = True
+        if self._sleep is None:
+            return
         for worker in self._workers:
             if isinstance(worker, WorkerProcess):
                 self._sleep.add(worker)
         self._sleep.start()
+
+    def check_budget(self) -> None:
+        """Refuse workers that have started, and are too large for the memory budget.
+
+        Raises:
+            NoRoomError: They could never start again beside what does not sleep.
+        """
+        if self._budget is not None and self._account is not None:
+            self._budget.check(self._account)
 
     def _add(self, worker: Worker | WorkerProcess, warmup: WarmupBatches | None = None) -> None:
         self._workers.append(worker)
@@ -262,6 +332,10 @@ class ModelWorkers:
         self._sleep = None
         if sleep is not None:
             sleep.stop()
+        self._size, budget, account = self.memory_bytes, self._budget, self._account
+        self._budget = self._account = None
+        if budget is not None and account is not None:
+            budget.close(account)
         fallback, self._fallback = self._fallback, None
         if fallback is not None:
             fallback.stop(timeout_s)

@@ -1,0 +1,397 @@
+"""`MemoryBudget`: how much memory the worker processes of a server may take together, and who sleeps for whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from ..errors import AttachError
+from ..system.processes import proportional_bytes, resident_bytes, with_descendants
+from ..system.threads import keep_on
+
+__all__ = ["Account", "AccountState", "MemoryBudget", "NoRoomError", "size_text"]
+
+logger = logging.getLogger(__name__)
+
+# While somebody waits for room, or is about to take some, it is looked so often who has ended, or has none to do.
+_STEP_S = 0.05
+# How often it is looked whether somebody has grown.
+_WATCH_S = 1.0
+# What a process shares changes with what others do. A process of about the size that it had is measured so rarely.
+_REMEMBERED_S = 5.0
+_REMEMBERED_SHARE = 0.01
+# One that was busy when it was to sleep is left alone for so long.
+_DECLINED_S = 0.25
+# Whoever was woken stays awake for as long as that took, and at most so long: else two models that do not fit together
+# would do nothing but wake.
+_LONGEST_GRACE_S = 5.0
+_MOST_NAMED = 6
+
+
+class NoRoomError(AttachError):
+    """The memory budget has no room for the workers of a model; the text has the sizes."""
+
+
+class AccountState(enum.Enum):
+    """What the processes of a model do, as far as their memory is concerned."""
+
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    AWAKE = "awake"
+    LEAVING = "falling asleep"
+
+
+@dataclasses.dataclass(eq=False)
+class Account:
+    """The processes of one model, as a budget sees them. What is not given to it is guarded by the budget.
+
+    Attributes:
+        name: The model.
+        pids: Returns the processes that are there, those aside that they have started.
+        is_up: Returns whether all of them have made their callables, so that their size is known.
+        ask_to_sleep: Asks them to sleep if they have nothing to do, and returns at once; `None` where they cannot.
+        pinned: Whether the operator wants them awake.
+        size: How much they took when they were awake the last time, in bytes; `None` before the first.
+    """
+
+    name: str
+    pids: Callable[[], Collection[int]]
+    is_up: Callable[[], bool]
+    ask_to_sleep: Callable[[], None] | None = None
+    pinned: bool = False
+    size: int | None = None
+    state: AccountState = AccountState.ASLEEP
+    expected: int = 0
+    last_used: float = 0.0
+    awake_since: float = 0.0
+    woke_in_s: float = 0.0
+    declined_at: float = float("-inf")
+    is_asked: bool = False
+    is_waited_for: bool = False
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether it can be put to sleep at all."""
+        return self.ask_to_sleep is not None and not self.pinned
+
+    @property
+    def what(self) -> str:
+        """Why its memory is taken, in a word or two."""
+        if self.pinned:
+            return "pinned"
+        if self.ask_to_sleep is None:
+            return "cannot sleep"
+        if self.state is not AccountState.AWAKE:
+            return str(self.state.value)
+        return "busy" if time.monotonic() - self.declined_at < 2 * _DECLINED_S else "awake"
+
+
+class MemoryBudget:
+    """Shares the memory of worker processes out among models: who wakes gets that of who was used least recently.
+
+    What is compared with the limit is measured: the proportional set size (PSS) of all processes of all models, with
+    those that they have started; for one that is about to start, what it took the last time. All methods may be called
+    from any thread.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, min_awake: int = 0) -> None:
+        """Make it.
+
+        Args:
+            limit_bytes: How much all of them may take, in bytes; `None` is any amount.
+            min_awake: So many models that may sleep stay awake however long nobody calls them, unless another one needs
+                their memory.
+        """
+        self.limit_bytes = limit_bytes
+        """How much all of them may take, in bytes; `None` is any amount."""
+        self.min_awake = min_awake
+        """How many models stay awake."""
+        self._changed = threading.Condition()
+        self._accounts: list[Account] = []
+        # Those that wait for room, in the order in which they came.
+        self._waiting: list[Account] = []
+        self._meter = _Meter()
+        self._is_watched = False
+        self._is_exceeded = False
+
+    def open(self, account: Account) -> None:
+        """Take a model in, which has no process yet."""
+        with self._changed:
+            account.last_used = time.monotonic()
+            self._accounts.append(account)
+            if self.limit_bytes is not None and not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=self._watch, name="pytriton-memory-budget", daemon=True).start()
+
+    def close(self, account: Account) -> None:
+        """Forget a model, whose processes have ended."""
+        with self._changed:
+            if account in self._accounts:
+                self._accounts.remove(account)
+            self._changed.notify_all()
+
+    def admit(self, account: Account, timeout_s: float, cancelled: Callable[[], bool]) -> bool:
+        """Wait until the processes of a model may start; others are put to sleep for that, if they have nothing to do.
+
+        Returns:
+            Whether they may; false if `cancelled` says so, which is asked again and again.
+
+        Raises:
+            NoRoomError: There was no room within `timeout_s` seconds, or there never will be.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._waiting.append(account)
+            try:
+                while not cancelled():
+                    if self._make_room(account):
+                        account.state, account.awake_since = AccountState.WAKING, time.monotonic()
+                        return True
+                    if time.monotonic() >= deadline:
+                        raise NoRoomError(
+                            self._no_room(account, f" without work to be put to sleep within {timeout_s:.3g} s")
+                        )
+                    self._changed.wait(_STEP_S)
+                return False
+            finally:
+                account.is_waited_for = False
+                self._waiting.remove(account)
+                self._changed.notify_all()
+
+    def arrive(self, account: Account, *, woken: bool = True) -> None:
+        """Note that the processes of a model have started, or are started again and again.
+
+        Args:
+            account: The model.
+            woken: Whether it was woken for somebody.
+        """
+        now = time.monotonic()
+        with self._changed:
+            if account.state is not AccountState.AWAKE:
+                account.woke_in_s = now - account.awake_since if woken else 0.0
+                account.state, account.awake_since, account.last_used = AccountState.AWAKE, now, now
+            account.is_asked = False
+            self._charge(account)
+            self._changed.notify_all()
+
+    def use(self, account: Account) -> None:
+        """Note that somebody calls a model."""
+        account.last_used = time.monotonic()
+
+    def leave(self, account: Account) -> bool:
+        """Note that a model is about to sleep because nobody calls it; return whether it may, by `min_awake`."""
+        with self._changed:
+            awake = sum(each.state in (AccountState.AWAKE, AccountState.WAKING) for each in self._accounts)
+            if self.min_awake and awake <= self.min_awake:
+                return False
+            account.state = AccountState.LEAVING
+            return True
+
+    def stay(self, account: Account) -> None:
+        """Note that a model does not sleep after all, because somebody calls it."""
+        with self._changed:
+            if account.state is AccountState.LEAVING:
+                account.state = AccountState.AWAKE
+            account.is_asked = False
+            account.last_used = account.declined_at = time.monotonic()
+            self._changed.notify_all()
+
+    def sleep(self, account: Account) -> None:
+        """Note that the processes of a model end."""
+        with self._changed:
+            # What they take now is what they will need.
+            self._charge(account)
+            account.state, account.is_asked = AccountState.ASLEEP, False
+            self._changed.notify_all()
+
+    def check(self, account: Account) -> None:
+        """Refuse a model that has started, and can never start again beside those that do not sleep.
+
+        Raises:
+            NoRoomError: It is too large.
+        """
+        if self.limit_bytes is None:
+            return
+        with self._changed:
+            self._charge(account)
+            if self._is_hopeless(account):
+                raise NoRoomError(self._no_room(account, " who may be put to sleep"))
+
+    def read(self, account: Account) -> int:
+        """Return how much the processes of a model take now, in bytes."""
+        with self._changed:
+            return self._meter.read(account.pids())
+
+    @property
+    def used_bytes(self) -> int:
+        """How much all processes take now, in bytes."""
+        with self._changed:
+            return self._meter.read([pid for each in self._accounts for pid in each.pids()])
+
+    # ---- with the lock ----------------------------------------------------------------------------------------------
+
+    def _charge(self, account: Account) -> int:
+        """Return what a model takes, or is about to."""
+        now = self._meter.read(account.pids())
+        if account.state is AccountState.ASLEEP:
+            return now
+        if account.is_up():
+            account.size = now
+            if account.state is AccountState.WAKING and account.ask_to_sleep is None:
+                # Nobody else looks when it has come.
+                account.state = AccountState.AWAKE
+            return now
+        return max(now, account.expected if account.size is None else account.size)
+
+    def _need(self, account: Account) -> int:
+        """Return how much a model is going to take: what it took the last time, or as much as the others on average."""
+        if account.size is not None:
+            return account.size
+        known = [each.size for each in self._accounts if each.size is not None]
+        fixed = sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
+        limit = self.limit_bytes or 0
+        # Of the first of all nothing is known, so nobody else starts until it is.
+        return max(0, min(sum(known) // len(known) if known else limit, limit - fixed))
+
+    def _is_hopeless(self, account: Account) -> bool:
+        fixed = sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
+        return self._need(account) + fixed > (self.limit_bytes or 0)
+
+    def _make_room(self, account: Account) -> bool:
+        """Return whether there is room for a model; if not, ask others to sleep."""
+        limit = self.limit_bytes
+        if limit is None:
+            return True
+        if self._is_hopeless(account):
+            raise NoRoomError(self._no_room(account, " who may be put to sleep"))
+        earlier = self._waiting[: self._waiting.index(account)]
+        if any(each.is_waited_for for each in earlier):
+            return False
+        account.expected = need = self._need(account)
+        charges = {each: self._charge(each) for each in self._accounts}
+        missing = sum(charges.values()) - charges[account] + need - limit
+        if missing <= 0:
+            account.is_waited_for = False
+            return True
+        # As long as it gets on, those behind it in the line take nothing away from it.
+        account.is_waited_for = self._free(missing, charges, account)
+        return False
+
+    def _free(self, missing: int, charges: dict[Account, int], beneficiary: Account | None) -> bool:
+        """Ask those used least recently to sleep, as many as it takes; return whether anybody is about to."""
+        coming = sum(
+            charge
+            for each, charge in charges.items()
+            if charge and (each.is_asked or each.state in (AccountState.LEAVING, AccountState.ASLEEP))
+        )
+        now = time.monotonic()
+        candidates = [
+            each
+            for each in self._accounts
+            if each is not beneficiary
+            and each.is_movable
+            and not each.is_asked
+            and each.state is AccountState.AWAKE
+            and now - each.awake_since >= min(each.woke_in_s, _LONGEST_GRACE_S)
+            and now - each.declined_at >= _DECLINED_S
+            and charges[each]
+        ]
+        for each in sorted(candidates, key=lambda each: each.last_used):
+            if coming >= missing:
+                break
+            each.is_asked = True
+            coming += charges[each]
+            assert each.ask_to_sleep is not None  # it is movable
+            each.ask_to_sleep()
+        return coming > 0
+
+    def _no_room(self, account: Account, why: str) -> str:
+        charges = {each: self._charge(each) for each in self._accounts if each is not account}
+        taken = sorted(((size, each) for each, size in charges.items() if size), key=lambda pair: -pair[0])
+        told = [f"{each.name} {size_text(size)} ({each.what})" for size, each in taken[:_MOST_NAMED]]
+        told += [f"{len(taken) - _MOST_NAMED} others"] if len(taken) > _MOST_NAMED else []
+        limit, need = size_text(self.limit_bytes or 0), size_text(self._need(account))
+        if not told or self._need(account) > (self.limit_bytes or 0):
+            return f"its worker processes need {need}, more than the memory budget of {limit}"
+        return (
+            f"its worker processes need {need}, and of the memory budget of {limit} others have "
+            f"{size_text(sum(charges.values()))}: {', '.join(told)}. Among them was nobody{why}"
+        )
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look whether somebody has grown, as long as there is a model."""
+        with self._changed:
+            while self._accounts:
+                keep_on(self._enforce, "The memory of worker processes cannot be looked after")
+                self._changed.wait_for(lambda: not self._accounts, _WATCH_S)
+            self._is_watched = False
+
+    def _enforce(self) -> None:
+        limit = self.limit_bytes or 0
+        charges = {each: self._charge(each) for each in self._accounts}
+        missing = sum(charges.values()) - limit
+        if missing <= 0:
+            self._is_exceeded = False
+            return
+        if self._free(missing, charges, None) or self._is_exceeded or self._waiting:
+            return
+        self._is_exceeded = True
+        largest = sorted(filter(charges.get, charges), key=lambda each: -charges[each])[:_MOST_NAMED]
+        logger.warning(
+            "The worker processes take %s, more than the memory budget of %s, and none that has nothing to do is left "
+            "to be put to sleep: %s.",
+            size_text(sum(charges.values())),
+            size_text(limit),
+            ", ".join(f"{each.name} {size_text(charges[each])} ({each.what})" for each in largest),
+        )
+
+
+class _Meter:
+    """Measures processes, those that they have started included."""
+
+    def __init__(self) -> None:
+        # By process: its resident memory then, its share of it, and when that was.
+        self._known: dict[int, tuple[int, int, float]] = {}
+
+    def read(self, pids: Iterable[int]) -> int:
+        """Return how much processes take, in bytes."""
+        total = 0
+        for pid in pids:
+            for each in with_descendants(pid):
+                total += self._read_one(each)
+        return total
+
+    def _read_one(self, pid: int) -> int:
+        resident = resident_bytes(pid)
+        if not resident:
+            self._known.pop(pid, None)
+            return 0
+        now = time.monotonic()
+        known = self._known.get(pid)
+        if (
+            known is not None
+            and now - known[2] < _REMEMBERED_S
+            and abs(resident - known[0]) <= _REMEMBERED_SHARE * known[0]
+        ):
+            return known[1]
+        share = proportional_bytes(pid)
+        # Of a process of another user, only the resident memory is told.
+        measured = resident if share is None else share
+        self._known[pid] = (resident, measured, now)
+        if len(self._known) > 1000:
+            self._known = {each: facts for each, facts in self._known.items() if now - facts[2] < _REMEMBERED_S}
+        return measured
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for people, such as `1.5 GiB`."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):.3g} {unit}"
+    return f"{size} B"
