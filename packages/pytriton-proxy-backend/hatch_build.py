@@ -112,7 +112,7 @@ LIBRARIES = (
         INPROCESS_LIBRARY_NAME,
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
-            *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/cost.cc", "proxy/input_ranks.cc"),
+            *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/cost.cc", "proxy/devices.cc", "proxy/input_ranks.cc"),
             *("proxy/json_reader.cc", "proxy/late_ends.cc", "proxy/record.cc", "proxy/response_cache.cc"),
             "proxy/stream_pace.cc",
         ),

@@ -202,6 +202,7 @@ void Execute(
   Batch& batch = owned->batch;
   batch.ranks = &instance->ranks;
   batch.cache = instance->cache.get();
+  batch.devices = &instance->devices;
   static thread_local BatchSource source;
   static thread_local std::vector<InPlace> in_place;
   std::string error;
@@ -215,6 +216,7 @@ void Execute(
     for (size_t i = 0; batch.size() == 1 && batch.cache == nullptr && i < source.tensors.size(); ++i) {
       TensorSource& tensor = source.tensors[i];
       if (tensor.piece_count != 1 || tensor.length < instance->in_place_from) continue;
+      if (source.pieces[tensor.first_piece].data == nullptr) continue;  // it lies on a device
       tensor.in_place = true;
       in_place.push_back({i, source.pieces[tensor.first_piece].data});
     }
@@ -224,7 +226,7 @@ void Execute(
       return;
     }
     WriteBatch(source, layout, owned->Id(), batch.started_ns(), record);
-  } while (!batch.CheckStrings(source, layout, record));
+  } while (!batch.CompleteRecord(source, layout, record));
   python_thread.Enter();
   StampSent(record, batch.MarkSent());
   Served served;
@@ -381,6 +383,14 @@ PYTRITON_EXPORT const char* pytriton_inprocess_connect(void* triton) {
   PYTRITON_TRITON_FUNCTIONS(PYTRITON_FIND_OR_FAIL)
   PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_FIND)
   return nullptr;
+}
+
+// Waits for the default stream of a device. Returns what is wrong, which lives until the next call of the thread; null
+// where nothing is.
+PYTRITON_EXPORT const char* pytriton_inprocess_wait_for_device(int device) {
+  static thread_local std::string error;
+  error = pytriton::WaitForDefaultStream(device);
+  return error.empty() ? nullptr : error.c_str();
 }
 
 // Takes the functions of Python's that serve models, in the order of `Hooks`, and gives Python those that answer.

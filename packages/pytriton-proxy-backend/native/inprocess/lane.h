@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "../proxy/devices.h"
 #include "../proxy/input_ranks.h"
 #include "../proxy/response_cache.h"
 #include "instance_fields.h"
@@ -16,6 +17,7 @@ namespace pytriton {
 struct Instance : InstanceFields {
   InputRanks ranks;
   std::shared_ptr<ModelCache> cache;
+  Devices devices;
 };
 
 // What a lane has done with a batch.

@@ -40,6 +40,7 @@ struct Instance {
   pytriton::Endpoint* endpoint;
   std::unique_ptr<pytriton::PythonInstance> python;  // where the endpoint is not the model's
   pytriton::InputRanks ranks;
+  pytriton::Devices devices;
 };
 
 using pytriton::MakeError;
@@ -281,13 +282,14 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
   void* state = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
-  const auto* own = static_cast<Instance*>(state);
+  auto* own = static_cast<Instance*>(state);
   pytriton::Endpoint* endpoint = own->endpoint;
   try {
     auto batch = std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
         endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends());
     batch->ranks = &own->ranks;
+    batch->devices = &own->devices;
     batch->counts_failures = own->python != nullptr;
     endpoint->Execute(std::move(batch));
   } catch (const std::exception& exception) {

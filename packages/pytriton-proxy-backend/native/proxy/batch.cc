@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <list>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -36,6 +37,7 @@ struct Inputs {
   std::vector<Piece> pieces;
   std::vector<const InputView*> column;
   std::vector<uint8_t> joined;  // by view
+  std::vector<DevicePiece> device_pieces;
 };
 thread_local Inputs inputs;
 
@@ -82,16 +84,34 @@ bool HasItsForm(InputView* view, const InputRanks* ranks, std::string* error) {
   return false;
 }
 
+// Notes where the piece of an input that was read last lies; false, with the reason, where nothing can copy it.
+bool NoteDevice(const InputView& view, int64_t device, std::string* error) {
+  if (!HasCudaRuntime()) {
+    *error = InputName(view) + " lies in the memory of GPU " + std::to_string(device) +
+             ", and no CUDA runtime (libcudart) is loaded in this process to copy it with: send the tensor in the "
+             "request or in system shared memory";
+    return false;
+  }
+  Piece& piece = inputs.pieces.back();
+  const auto place = static_cast<uint32_t>(inputs.pieces.size() - 1);
+  const auto request = static_cast<uint32_t>(inputs.begin.size() - 1);
+  if (piece.size != 0) inputs.device_pieces.push_back({place, request, static_cast<int32_t>(device), piece.data});
+  piece.data = nullptr;
+  return true;
+}
+
 bool ReadPieces(const InputView& view, std::string* error) {
+  auto& pieces = inputs.pieces;
   uint64_t total = 0;
   for (uint32_t i = 0; i < view.buffer_count; ++i) {
-    Piece& piece = inputs.pieces.emplace_back();
+    Piece& piece = pieces.emplace_back();
     TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
     int64_t device = 0;
     if (Failed(TRITONBACKEND_InputBuffer(view.input, i, &piece.data, &piece.size, &memory, &device), error)) return false;
     if (memory == TRITONSERVER_MEMORY_GPU) {
-      *error = InputName(view) + " lies in the memory of GPU " + std::to_string(device) +
-               "; this backend takes inputs from host memory: send the tensor in the request or in system shared memory";
+      if (!NoteDevice(view, device, error)) return false;
+    } else if (piece.data == nullptr && piece.size != 0) {
+      *error = InputName(view) + " has " + std::to_string(piece.size) + " bytes and no address";
       return false;
     }
     total += piece.size;
@@ -124,6 +144,22 @@ bool ReadInputs(TRITONBACKEND_Request* request, const InputRanks* ranks, std::st
   return true;
 }
 
+// Where the first piece of an input lies on a device that is not before `piece`.
+std::vector<DevicePiece>::const_iterator FindDevicePiece(uint32_t piece) {
+  return std::lower_bound(
+      inputs.device_pieces.begin(), inputs.device_pieces.end(), piece,
+      [](const DevicePiece& each, uint32_t wanted) { return each.piece < wanted; });
+}
+
+// Before the pieces of the input themselves.
+void AddDevicePieces(const InputView& view, BatchSource* source) {
+  const auto begin = static_cast<uint32_t>(source->pieces.size());
+  for (auto each = FindDevicePiece(view.first_piece);
+       each != inputs.device_pieces.end() && each->piece < view.first_piece + view.buffer_count; ++each) {
+    source->device_pieces.push_back({begin + each->piece - view.first_piece, each->request, each->device, each->data});
+  }
+}
+
 // Adds one tensor made of the inputs in `inputs.column`, whose rows lie behind each other: of all requests, or of the one
 // that is the owner.
 void AddTensor(uint32_t owner, bool add_rows, BatchSource* source) {
@@ -140,6 +176,7 @@ void AddTensor(uint32_t owner, bool add_rows, BatchSource* source) {
   for (size_t i = 0; i < views.size(); ++i) {
     const InputView& view = *views[i];
     const auto pieces = inputs.pieces.begin() + view.first_piece;
+    if (!inputs.device_pieces.empty()) AddDevicePieces(view, source);
     source->pieces.insert(source->pieces.end(), pieces, pieces + view.buffer_count);
     if (first.dtype == TRITONSERVER_TYPE_BYTES) {
       source->strings.push_back(
@@ -199,6 +236,7 @@ Batch::Batch(
 Batch::Batch(uint64_t id, const Batch& like)
     : ranks(like.ranks),
       cache(like.cache),
+      devices(like.devices),
       returns(like.returns),
       counts_failures(like.counts_failures),
       loss(like.loss),
@@ -329,15 +367,17 @@ bool Batch::MarksSequence(const Item& item) {
 
 void Batch::Collect(BatchSource* source) {
   source->Clear();
-  inputs.views.clear();
-  inputs.begin.assign(1, 0);
-  inputs.pieces.clear();
+  Inputs& read = inputs;
+  read.views.clear();
+  read.begin.assign(1, 0);
+  read.pieces.clear();
+  read.device_pieces.clear();
   bool all = true;
   for (Item& item : items_) {
     const size_t requests = source->requests.size();
     const size_t parameters = source->parameters.size();
     const size_t outputs = source->outputs.size();
-    const size_t pieces = inputs.pieces.size();
+    const size_t pieces = read.pieces.size();
     std::string error;
     TRITONSERVER_Error_Code code = TRITONSERVER_ERROR_INVALID_ARG;
     if (decoupled_ && item.factory == nullptr) {
@@ -348,13 +388,13 @@ void Batch::Collect(BatchSource* source) {
       code = TRITONSERVER_ERROR_CANCELLED;
     }
     if (error.empty() && CollectRequest(item, source, &error)) {
-      const size_t first = inputs.begin.back();
-      if (batching_ && inputs.views.size() != first && inputs.views[first].dims_count != 0) {
-        item.rows = static_cast<uint32_t>(inputs.views[first].dims[0]);
+      const size_t first = read.begin.back();
+      if (batching_ && read.views.size() != first && read.views[first].dims_count != 0) {
+        item.rows = static_cast<uint32_t>(read.views[first].dims[0]);
       }
       source->requests.back().rows = item.rows;
       if (!AnswerFromCache(&item, *source)) {
-        inputs.begin.push_back(inputs.views.size());
+        read.begin.push_back(read.views.size());
         continue;
       }
     } else {
@@ -364,18 +404,27 @@ void Batch::Collect(BatchSource* source) {
     source->requests.resize(requests);
     source->parameters.resize(parameters);
     source->outputs.resize(outputs);
-    inputs.views.resize(inputs.begin.back());
-    inputs.pieces.resize(pieces);
+    read.views.resize(read.begin.back());
+    read.pieces.resize(pieces);
+    read.device_pieces.erase(FindDevicePiece(static_cast<uint32_t>(pieces)), read.device_pieces.end());
   }
   if (!all) DropRefused();
   if (!finished()) CollectTensors(source);
 }
 
-bool Batch::CheckStrings(const BatchSource& source, const BatchLayout& layout, const uint8_t* record) {
+bool Batch::CompleteRecord(const BatchSource& source, const BatchLayout& layout, uint8_t* record) {
   bool all = true;
-  pytriton::CheckStrings(source, layout, record, [&](uint32_t request, const std::string& reason) {
+  const auto refuse = [&](uint32_t request, TRITONSERVER_Error_Code code, const std::string& reason) {
     all = false;
-    if (items_[request].open) RefuseOne(items_[request], TRITONSERVER_ERROR_INVALID_ARG, reason);
+    if (items_[request].open) RefuseOne(items_[request], code, reason);
+  };
+  if (!source.device_pieces.empty()) {
+    devices->Copy(CopiesOf(source, layout, record), [&](const DeviceCopy& copy, const std::string& reason) {
+      refuse(copy.request, TRITONSERVER_ERROR_INTERNAL, reason);
+    });
+  }
+  pytriton::CheckStrings(source, layout, record, [&](uint32_t request, const std::string& reason) {
+    refuse(request, TRITONSERVER_ERROR_INVALID_ARG, reason);
   });
   if (!all) DropRefused();
   return all;
@@ -559,15 +608,28 @@ std::unique_ptr<Question> Batch::QuestionOf(const BatchSource& source) const {
   if (!cache->Fits(question->bytes.size() + bytes)) return nullptr;
   question->bytes.reserve(question->bytes.size() + bytes);
   question->payloads.resize(count);
+  std::vector<DeviceCopy> copies;
   for (const size_t i : order) {
     const InputView& view = inputs.views[i];
     question->payloads[i - first] = question->bytes.size();
     for (uint32_t p = 0; p < view.buffer_count; ++p) {
       const Piece& piece = inputs.pieces[view.first_piece + p];
-      if (piece.size != 0) question->bytes.append(static_cast<const char*>(piece.data), piece.size);
+      if (piece.size == 0) continue;
+      if (piece.data != nullptr) {
+        question->bytes.append(static_cast<const char*>(piece.data), piece.size);
+        continue;
+      }
+      const DevicePiece& found = *FindDevicePiece(view.first_piece + p);
+      // Room was made for all of it, so it stays where it is.
+      char* const target = &question->bytes[0] + question->bytes.size();
+      copies.push_back({view.name, false, target, found.data, piece.size, found.device, 0});
+      question->bytes.append(piece.size, '\0');
     }
   }
-  return question;
+  // What is wrong is said where the record is written.
+  bool copied = true;
+  if (!copies.empty()) devices->Copy(copies, [&copied](const DeviceCopy&, const std::string&) { copied = false; });
+  return copied ? std::move(question) : nullptr;
 }
 
 bool Batch::AnswerFromCache(Item* item, const BatchSource& source) {
@@ -754,7 +816,45 @@ void Cut(const ResponseRecord& record, Slices* slices) {
   }
 }
 
-bool WriteOutput(TRITONBACKEND_Response* response, const Slice& slice, std::vector<int64_t>* dims, std::string* error) {
+// The outputs of one response that are wanted on devices.
+struct DeviceOutputs {
+  std::vector<DeviceCopy> copies;
+  std::list<std::string> strings;  // which cannot be looked at there
+
+  // They are there when this returns, unless there is an error.
+  void Write(Devices* devices, std::string* error) const {
+    devices->Copy(copies, [error](const DeviceCopy&, const std::string& reason) { *error = reason; });
+  }
+};
+
+bool WriteToDevice(
+    const Slice& slice, void* buffer, int64_t device, std::unique_ptr<DeviceOutputs>* outputs, std::string* error) {
+  const RecordTensor& tensor = *slice.tensor;
+  if (!HasCudaRuntime()) {
+    *error = std::string("output '") + tensor.name + "' is wanted in the memory of GPU " + std::to_string(device) +
+             ", and no CUDA runtime (libcudart) is loaded in this process to copy it with";
+    return false;
+  }
+  if (slice.length == 0) return true;
+  if (*outputs == nullptr) *outputs = std::make_unique<DeviceOutputs>();
+  const uint8_t* data = slice.data;
+  if (tensor.dtype == TRITONSERVER_TYPE_BYTES) {
+    // The worker cannot change the copy any more.
+    auto& kept = (*outputs)->strings.emplace_back(reinterpret_cast<const char*>(data), slice.length);
+    data = reinterpret_cast<const uint8_t*>(kept.data());
+    const std::string wrong = WrongStrings(data, slice.length, slice.elements);
+    if (!wrong.empty()) {
+      *error = std::string("output '") + tensor.name + "' of the worker: " + wrong;
+      return false;
+    }
+  }
+  (*outputs)->copies.push_back({tensor.name, true, buffer, data, slice.length, static_cast<int32_t>(device), 0});
+  return true;
+}
+
+bool WriteOutput(
+    TRITONBACKEND_Response* response, const Slice& slice, std::vector<int64_t>* dims,
+    std::unique_ptr<DeviceOutputs>* on_devices, std::string* error) {
   const RecordTensor& tensor = *slice.tensor;
   dims->assign(tensor.dims, tensor.dims + tensor.dims_count);
   if (slice.rows >= 0) (*dims)[0] = slice.rows;
@@ -770,11 +870,7 @@ bool WriteOutput(TRITONBACKEND_Response* response, const Slice& slice, std::vect
   TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
   int64_t device = 0;
   if (Failed(TRITONBACKEND_OutputBuffer(output, &buffer, slice.length, &memory, &device), error)) return false;
-  if (memory == TRITONSERVER_MEMORY_GPU) {
-    *error = std::string("output '") + tensor.name + "' is wanted in the memory of GPU " + std::to_string(device) +
-             "; this backend writes outputs to host memory only";
-    return false;
-  }
+  if (memory == TRITONSERVER_MEMORY_GPU) return WriteToDevice(slice, buffer, device, on_devices, error);
   if (slice.length != 0) std::memcpy(buffer, slice.data, slice.length);
   if (tensor.dtype != TRITONSERVER_TYPE_BYTES) return true;
   // The copy, which the worker cannot change any more.
@@ -840,6 +936,7 @@ void Batch::SendCached(Item* item, const CachedResponse& cached) {
   TRITONBACKEND_Response* response = NewResponse(*item, &error);
   if (response == nullptr) return;  // the callable is asked, and says what is wrong where that goes on
   std::vector<int64_t> dims;
+  std::unique_ptr<DeviceOutputs> on_devices;
   for (const auto& output : cached.outputs) {
     RecordTensor tensor{};
     tensor.name = output.name.c_str();
@@ -848,8 +945,9 @@ void Batch::SendCached(Item* item, const CachedResponse& cached) {
     tensor.dims_count = static_cast<uint32_t>(output.dims.size());
     const auto* data = reinterpret_cast<const uint8_t*>(output.data.data());
     const Slice slice{&tensor, -1, data, output.data.size(), CountElements(tensor, 0), kNone};
-    if (!WriteOutput(response, slice, &dims, &error)) break;
+    if (!WriteOutput(response, slice, &dims, &on_devices, &error)) break;
   }
+  if (on_devices != nullptr && error.empty()) on_devices->Write(devices, &error);
   for (const auto& parameter : cached.parameters) {
     if (!error.empty()) break;
     WriteParameter(
@@ -911,10 +1009,12 @@ void Batch::Respond(const ResponseRecord& record) {
         item.open = false;
       } else {
         uint64_t bytes = 0;
+        std::unique_ptr<DeviceOutputs> on_devices;
         for (uint32_t at = chain.first; at != kNone; at = slices.all[at].next) {
-          if (!WriteOutput(response, slices.all[at], &dims, &error)) break;
+          if (!WriteOutput(response, slices.all[at], &dims, &on_devices, &error)) break;
           bytes += slices.all[at].length;
         }
+        if (on_devices != nullptr && error.empty()) on_devices->Write(devices, &error);
         record.Parameters(entry, &parameters);
         for (const auto& parameter : parameters) {
           if (!error.empty()) break;

@@ -11,6 +11,7 @@
 
 #include "arena.h"
 #include "cost.h"
+#include "devices.h"
 #include "input_ranks.h"
 #include "late_ends.h"
 #include "record.h"
@@ -54,9 +55,10 @@ class Batch {
   // wrong with it alone, and so is what the cache has an answer to; they leave the batch, which is finished where nothing
   // is left. Not for a batch that was sent and may be answered.
   void Collect(BatchSource* source);
-  // Looks at the strings in the record that was written of `source`, and answers those requests whose strings are not
-  // what they announce. Where there are any, they leave the batch, the record is void, and this returns false.
-  bool CheckStrings(const BatchSource& source, const BatchLayout& layout, const uint8_t* record);
+  // Copies what lies on devices into the record that was written of `source`, looks at the strings in it, and answers
+  // those requests that cannot be read, or whose strings are not what they announce. Where there are any, they leave the
+  // batch, the record is void, and this returns false.
+  bool CompleteRecord(const BatchSource& source, const BatchLayout& layout, uint8_t* record);
   // Takes the first half of its requests into a batch of their own, of one that no worker can have as a whole. Null where
   // it is a single request. Not for a batch that was sent.
   std::unique_ptr<Batch> SplitOff(uint64_t id);
@@ -95,6 +97,7 @@ class Batch {
 
   const InputRanks* ranks = nullptr;  // of the model's inputs, where they are known
   ModelCache* cache = nullptr;  // of the model's answers, where it has one
+  Devices* devices = nullptr;   // of the instance, where tensors may lie in the memory of any
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors

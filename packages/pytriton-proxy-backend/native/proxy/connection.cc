@@ -615,7 +615,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
     // Without the requests that were refused it is never longer.
     block.length = layout.record_length;
     WriteBatch(*scratch, layout, (*batch)->id(), (*batch)->started_ns(), block.data);
-  } while (!(*batch)->CheckStrings(*scratch, layout, block.data));
+  } while (!(*batch)->CompleteRecord(*scratch, layout, block.data));
   (*batch)->input = block;
   (*batch)->input_in_use = true;
   Message message{};

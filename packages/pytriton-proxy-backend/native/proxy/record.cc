@@ -46,6 +46,7 @@ void BatchSource::Clear() {
   parameters.clear();
   outputs.clear();
   strings.clear();
+  device_pieces.clear();
 }
 
 namespace {
@@ -127,8 +128,9 @@ void WriteTensors(
     to.payload_offset = payload;
     uint8_t* at = out + payload;
     for (uint32_t p = from.first_piece; p < from.first_piece + from.piece_count; ++p) {
-      if (source.pieces[p].size != 0) std::memcpy(at, source.pieces[p].data, source.pieces[p].size);
-      at += source.pieces[p].size;
+      const Piece& piece = source.pieces[p];
+      if (piece.data != nullptr) std::memcpy(at, piece.data, piece.size);
+      at += piece.size;
     }
     payload = AlignUp(payload + from.length, kAlignment);
   }
@@ -186,6 +188,26 @@ void WriteBatch(
     to.outputs_count = from.output_count;
   }
   WriteTensors(source, layout, dims_offset, &cursor, tensors, out);
+}
+
+std::vector<DeviceCopy> CopiesOf(const BatchSource& source, const BatchLayout& layout, uint8_t* record) {
+  std::vector<DeviceCopy> copies;
+  uint64_t payload = layout.metadata_length;
+  auto found = source.device_pieces.begin();
+  for (const auto& tensor : source.tensors) {
+    if (tensor.in_place) continue;
+    uint8_t* at = record + payload;
+    for (uint32_t p = tensor.first_piece; p < tensor.first_piece + tensor.piece_count; ++p) {
+      const uint64_t size = source.pieces[p].size;
+      if (found != source.device_pieces.end() && found->piece == p) {
+        copies.push_back({tensor.name, false, at, found->data, size, found->device, found->request});
+        ++found;
+      }
+      at += size;
+    }
+    payload = AlignUp(payload + tensor.length, kAlignment);
+  }
+  return copies;
 }
 
 void CheckStrings(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "devices.h"
 #include "protocol.h"
 
 namespace pytriton {
@@ -16,8 +17,16 @@ namespace pytriton {
 // ---- what goes into a record: views on the caller's memory, collected first, written once ----------------------
 
 struct Piece {
-  const void* data;
+  const void* data;  // null where it lies on a device
   uint64_t size;
+};
+
+// Where a piece lies that is not on the host.
+struct DevicePiece {
+  uint32_t piece;  // in RecordSource::pieces
+  uint32_t request;
+  int32_t device;
+  const void* data;
 };
 
 struct TensorSource {
@@ -74,6 +83,7 @@ struct BatchSource : RecordSource {
   std::vector<RequestSource> requests;
   std::vector<std::string_view> outputs;
   std::vector<StringsSource> strings;
+  std::vector<DevicePiece> device_pieces;
 
   void Clear();
 };
@@ -94,9 +104,13 @@ struct BatchLayout {
 // Returns false, with the reason, where the record would pass the limits of the protocol.
 bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error);
 
-// Writes `layout.written_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0.
+// Writes `layout.written_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0. What lies on
+// devices is left out, for `CopiesOf`.
 void WriteBatch(
     const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out);
+
+// What is to be copied into a record that was written, of the pieces that lie on devices.
+std::vector<DeviceCopy> CopiesOf(const BatchSource& source, const BatchLayout& layout, uint8_t* record);
 
 // Calls `refuse(request, reason)` for each strings of a request that are not exactly those that its shape announces, so
 // that no length reaches into what another request has sent. It looks into the record that was written, not into what

@@ -431,7 +431,7 @@ namespace pytriton {
 
 Batch::~Batch() {}
 void Batch::Collect(BatchSource*) {}
-bool Batch::CheckStrings(const BatchSource&, const BatchLayout&, const uint8_t*) { return true; }
+bool Batch::CompleteRecord(const BatchSource&, const BatchLayout&, uint8_t*) { return true; }
 void Batch::Respond(const ResponseRecord&) {}
 void Batch::Fail(TRITONSERVER_Error_Code, const std::string&) {}
 void Batch::StartAgain(uint64_t) {}

@@ -48,7 +48,7 @@ void Batch::Collect(BatchSource* source) {
   source->requests.resize(1);
 }
 
-bool Batch::CheckStrings(const BatchSource&, const BatchLayout&, const uint8_t*) { return true; }
+bool Batch::CompleteRecord(const BatchSource&, const BatchLayout&, uint8_t*) { return true; }
 
 void Batch::Respond(const ResponseRecord&) { CHECK(!"a response"); }
 

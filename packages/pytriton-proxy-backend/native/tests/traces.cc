@@ -43,7 +43,7 @@ void Batch::Collect(BatchSource* source) {
   source->tensors = {{"x", 11, kWholeBatch, 0, 2, 0, 1, sizeof(kInput)}};
 }
 
-bool Batch::CheckStrings(const BatchSource&, const BatchLayout&, const uint8_t*) { return true; }
+bool Batch::CompleteRecord(const BatchSource&, const BatchLayout&, uint8_t*) { return true; }
 
 void Batch::Respond(const ResponseRecord& record) {
   events.push_back("answered " + std::to_string(id_));

@@ -29,8 +29,8 @@ CALLS_SOURCES = [
     *(f"calls/{name}.cc" for name in ("caller", "inference", "metrics", "models")),
 ]
 BATCH_SOURCES = [
-    *("batch.cc", "arena.cc", "cost.cc", "input_ranks.cc", "json_reader.cc", "late_ends.cc", "record.cc"),
-    *("response_cache.cc", "stream_pace.cc"),
+    *("batch.cc", "arena.cc", "cost.cc", "devices.cc", "input_ranks.cc", "json_reader.cc", "late_ends.cc"),
+    *("record.cc", "response_cache.cc", "stream_pace.cc"),
 ]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [
@@ -66,6 +66,21 @@ def test_unit(name: str, compile_native: Callable[..., Path], run_program: Calla
 
 def test_each_request_is_read_alone(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("isolation.cc", BATCH_SOURCES, "memory"), FUZZ_SEED, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("sanitizer", "arguments"),
+    [("memory", ("batches", FUZZ_SEED, 3000)), ("memory", ("failures",)), ("threads", ("threads", 300))],
+    ids=["batches", "failures", "threads"],
+)
+def test_tensors_in_the_memory_of_devices(
+    sanitizer: str,
+    arguments: tuple[object, ...],
+    compile_native: Callable[..., Path],
+    run_program: Callable[..., str],
+) -> None:
+    program = compile_native("devices.cc", [*BATCH_SOURCES, "../tests/fake_cuda.cc"], sanitizer)
+    run_program(program, *arguments, timeout_s=600)
 
 
 def test_batches_by_cost(compile_native: Callable[..., Path], run_program: Callable[..., str], tmp_path: Path) -> None:
@@ -168,7 +183,9 @@ def test_calls_with_every_type_of_input(compile_native: Callable[..., Path], run
 def test_batches_where_any_function_of_triton_fails(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    sources = ["batch.cc", "cost.cc", "record.cc", "late_ends.cc", "response_cache.cc", "stream_pace.cc"]
+    sources = [
+        f"{name}.cc" for name in ("batch", "cost", "devices", "late_ends", "record", "response_cache", "stream_pace")
+    ]
     run_program(compile_native("batch.cc", sources, "memory"))
 
 

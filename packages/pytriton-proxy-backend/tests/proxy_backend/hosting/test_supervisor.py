@@ -116,6 +116,20 @@ def test_what_cannot_be_loaded(
     assert not hosts()
 
 
+def test_inputs_that_are_to_stay_on_a_gpu(
+    supervisor: HostSupervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path)
+    config = {"parameters": {"FORCE_CPU_ONLY_INPUT_TENSORS": {"string_value": "no"}}}
+    with connected(supervisor) as channel:
+        send_frame(channel, FrameKind.MODEL, announcement(tmp_path, **config))
+        kind, fields = receive_frame(channel) or Frame(0, ("",))
+        assert kind == FrameKind.OK, fields
+    eventually_no_hosts()
+    [said] = [record.getMessage() for record in caplog.records if "FORCE_CPU_ONLY" in record.getMessage()]
+    assert said.startswith("model 'm': FORCE_CPU_ONLY_INPUT_TENSORS is \"no\", which is not honoured here: ")
+
+
 def test_an_instance_of_no_model(supervisor: HostSupervisor) -> None:
     with connected(supervisor) as channel:
         send_frame(channel, FrameKind.INSTANCE, ["/no/model", "m_0", "CPU", "0", "/no/model.1"])

@@ -76,7 +76,7 @@ class PythonModel:
         name, version, folder, config, _, completes, backend, backend_folder = fields
         described = json.loads(config)
         parameters = {name: each.get("string_value", "") for name, each in described.get("parameters", {}).items()}
-        _check_cpu_only(parameters)
+        _check_cpu_only(name, parameters)
         file = Path(folder, version, described.get("default_model_filename") or _DEFAULT_FILE)
         if backend != _PYTHON and not file.exists():
             # A backend that is itself a `model.py` serves all its models with that.
@@ -280,8 +280,14 @@ def _launch(parameters: Mapping[str, str], folder: str, environments: Environmen
     return dataclasses.replace(launch, environment={**(launch.environment or {}), **(OWN_LAUNCH.environment or {})})
 
 
-def _check_cpu_only(parameters: Mapping[str, str]) -> None:
+def _check_cpu_only(name: str, parameters: Mapping[str, str]) -> None:
     value = parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
+    if value == "no":
+        logger.warning(
+            "model '%s': FORCE_CPU_ONLY_INPUT_TENSORS is \"no\", which is not honoured here: inputs that lie in the "
+            "memory of a GPU are copied to the host, where `as_numpy` reads them and `is_cpu` is true",
+            name,
+        )
     if value not in ("yes", "no"):
         # As Triton's Python backend says it.
         raise ModelRefused(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
