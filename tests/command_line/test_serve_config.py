@@ -135,6 +135,9 @@ def test_a_check_of_a_memory_budget(folder: Path) -> None:
         (APP, "min_awake = -1\n", "serve.toml: min_awake: expected an integer of at least 0; got -1"),
         (APP, "memory_budget = 7\n", "serve.toml: memory_budget: expected text; got 7"),
         (APP, "workers = 1\nmemory_budget = '8MiB'\n", "of at least 16 MiB, which a worker process takes by itself"),
+        (APP, "[models.softmax]\ngolden = 2\n", "models.softmax.golden: expected true, false, or a number of at least"),
+        (APP, "[models.softmax]\ngolden = true\n", "softmax cannot have golden, because a thread of the server's"),
+        (APP, "[models.softmax]\nworkers = 1\ngolden = true\n", "ProcessWorker.golden compares the answers to its"),
         (APP, "[models.softmax]\npinned = 1\n", "models.softmax.pinned: expected true or false; got 1"),
         (
             APP,

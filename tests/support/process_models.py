@@ -92,6 +92,25 @@ def make_large(factor: float, mebibytes: int, *, gate: str | None = None) -> Cal
     return infer
 
 
+def make_from_file(path: str, *, words: bool = False) -> Callable[..., Any]:
+    """Multiply by the number in a file; or, for each element of a stream, say a word."""
+    with open(path, encoding="utf-8") as file:
+        factor = np.float32(file.read())
+    if words:
+
+        async def infer(requests: Any) -> AsyncIterator[Any]:
+            for number in range(3):
+                yield [{"y": np.array([[f"word {number} of {factor}".encode()]], object)} for _ in requests]
+
+        return infer
+
+    @batch
+    def multiply(x: Any) -> dict[str, Any]:
+        return {"y": x * factor}
+
+    return multiply
+
+
 def make_counting() -> Callable[..., Any]:
     """Count what comes with `prometheus_client`, which only this factory imports."""
     from prometheus_client import Counter, Gauge

@@ -12,6 +12,7 @@
     ├── WorkerProcessError      a worker in a process of its own does not work, and is not started again
     ├── KeyFileError            a file with keys is missing, open to others, or holds none (also a ValueError)
     ├── KeysMissingError        an address that is not of this machine needs keys (also a ValueError)
+    ├── GoldenError             a worker process does not give the known answer to its warm-up
     ├── AttachError             the worker could not attach in time, or was refused
     │   ├── CannotSleepError        the proxy backend cannot wake workers that sleep
     │   ├── NoRoomError             the memory budget has no room for the workers of a model
@@ -42,6 +43,7 @@ __all__ = [
     "DescriptionError",
     "DropInError",
     "EndpointError",
+    "GoldenError",
     "HostingError",
     "LibraryNotFoundError",
     "OutputError",
@@ -51,6 +53,10 @@ __all__ = [
     "VersionMismatchError",
     "WorkerProcessError",
 ]
+
+
+class GoldenError(ProxyBackendError):
+    """A worker process does not give the known answer to its warm-up; the text says which output differs, and how."""
 
 
 class LibraryNotFoundError(ProxyBackendError):

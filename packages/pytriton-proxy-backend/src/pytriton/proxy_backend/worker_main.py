@@ -23,11 +23,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import AttachError, ProxyBackendError, TargetError
+from .errors import AttachError, GoldenError, ProxyBackendError, TargetError
 from .process.messages import FORMAT, JobRefusedError, LineReader, WorkerJob
 from .process.metrics import MetricsReport
 from .process.sender import MessageSender
 from .runtime.records import RecordHandler
+from .runtime.results.golden import Golden
 from .runtime.statistics import COUNTERS_BYTES, Counters
 from .runtime.texts import format_trace, shortened, told_trace
 from .system.forks import call_in_child, close_in_child
@@ -134,6 +135,7 @@ class _Child:
                 on_unrecoverable=lambda error: self._fail("unrecoverable", error),
                 context=make_context(infer_func, model, tracer),
                 warmup=Warmup(job.warmups, model),
+                golden=self._make_golden(job),
                 counters=self.counters,
             )
             # The function that a factory made is called as all that it makes.
@@ -154,6 +156,13 @@ class _Child:
         finally:
             if close_tracer is not None:
                 close_tracer()
+
+    def _make_golden(self, job: WorkerJob) -> Golden | None:
+        """Make what records the outputs of the warm-up, or compares them; `None` where that is not wanted."""
+        if job.golden is None:
+            return None
+        known = job.golden["known"] or None
+        return Golden(float(job.golden["tolerance"]), known, lambda answer: self.send("golden", answer=answer))
 
     # ---- what it does -----------------------------------------------------------------------------------------------
 
@@ -201,7 +210,10 @@ class _Child:
         if worker.error is not None:
             # Whatever may get better, the worker has tried again by itself.
             is_refused = isinstance(worker.error, AttachError)
-            self._fail("warm-up" if not _is_warm(worker) else "refused" if is_refused else "worker", worker.error)
+            stage = "refused" if is_refused else "worker"
+            if not _is_warm(worker):
+                stage = "golden" if isinstance(worker.error, GoldenError) else "warm-up"
+            self._fail(stage, worker.error)
             return False
         if not has_ended:
             # The callable is cut off in the middle, so nothing of this process is worth waiting for.

@@ -206,7 +206,7 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
-            "workers, idle, pinned and fields of ModelConfig. What is typed here counts more.",
+            "workers, idle, pinned, golden and fields of ModelConfig. What is typed here counts more.",
         ),
     ] = None,
     reload: Annotated[

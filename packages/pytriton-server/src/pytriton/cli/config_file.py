@@ -24,7 +24,7 @@ _OF_CODE = ("batching", "decoupled")
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
-_OF_SERVE = ("workers", "idle", "pinned")
+_OF_SERVE = ("workers", "idle", "pinned", "golden")
 
 
 class ConfigFileError(Exception):
@@ -39,7 +39,7 @@ class ConfigFile:
         path: The file.
         options: Options of the command, by the names of its parameters.
         server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, `idle`, `pinned`, and fields of `ModelConfig`.
+        models: By the name of the model: `workers`, `idle`, `pinned`, `golden`, and fields of `ModelConfig`.
     """
 
     path: Path
@@ -63,6 +63,11 @@ class ConfigFile:
         """Return whether the processes of a model never sleep."""
         pinned: bool = self.models.get(model, {}).get("pinned", False)
         return pinned
+
+    def golden(self, model: str) -> bool | float:
+        """Return whether the processes of a model have to answer their warm-up as the first did, and how nearly."""
+        golden: bool | float = self.models.get(model, {}).get("golden", False)
+        return golden
 
     def configure(self, model: str, config: ModelConfig) -> ModelConfig:
         """Return the configuration of a model, changed by the file."""
@@ -173,6 +178,9 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
     _check_keys(path, f"{key}.", told, [*_OF_SERVE, *known])
     if "idle" in told:
         check_duration(path, f"{key}.idle", told["idle"])
+    golden = told.get("golden", False)
+    if not isinstance(golden, bool) and not (isinstance(golden, (int, float)) and 0 <= golden < 1):
+        _refuse(path, f"{key}.golden", "true, false, or a number of at least 0 and below 1", golden)
     if "pinned" in told:
         _check_type(path, f"{key}.pinned", told["pinned"], bool)
         if told["pinned"] and "idle" in told:

@@ -226,6 +226,11 @@ class _Served:
                     f"it: give it a process of its own, with --workers 1, or leave out --idle"
                 )
             pinned = self._file.is_pinned(signature.name)
+            if self._file.golden(signature.name) and not workers:
+                raise UserCodeError(
+                    f"{signature.name} cannot have golden, because a thread of the server's process serves it, which "
+                    "is never started again: leave out golden, or give it a process of its own, with --workers 1"
+                )
             if pinned and not workers:
                 raise UserCodeError(
                     f"{signature.name} cannot be pinned, because a thread of the server's process serves it, which "
@@ -235,7 +240,13 @@ class _Served:
                 # Given by its place, because worker processes find an object by that.
                 "infer_func": model
                 if not workers
-                else ProcessWorker(place, copies=workers, idle_timeout_s=idle_timeout_s, pinned=pinned),
+                else ProcessWorker(
+                    place,
+                    copies=workers,
+                    idle_timeout_s=idle_timeout_s,
+                    pinned=pinned,
+                    golden=self._file.golden(signature.name),
+                ),
                 "inputs": signature.inputs,
                 "outputs": signature.outputs,
                 "config": self._file.configure(signature.name, signature.config),

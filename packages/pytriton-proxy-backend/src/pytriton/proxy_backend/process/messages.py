@@ -13,13 +13,15 @@ from child  with
 hello       format, pid, python: the first message
 configured  config, changed: of a Python model, what its `auto_complete_config` has made of the configuration
 ready       the factory, or `initialize` of a Python model, has returned, and the warm-up is over
+golden      answer: an output of the warm-up, see `runtime.results.golden`; before `ready`, where the job asks for it
 attached    value: whether it is attached to the proxy backend
 metrics     value, first, last: a part of what its code has registered with prometheus_client, see `process.metrics`
 alive       nothing: sent every second
 record      a record of the log, see `runtime.records`; lost: how many before it were left out
 cut         nothing: the proxy backend has closed the connection, and the callable is still busy
-failed      stage ("load", "warm-up", "worker", "refused", "unrecoverable"), error, text, traceback: the last but for
-            done; "refused" is what no other process of the same job could do, such as a protocol of another version
+failed      stage ("load", "warm-up", "golden", "worker", "refused", "unrecoverable"), error, text, traceback: the
+            last but for done; "refused" is what no other process of the same job could do, such as a protocol of
+            another version
 done        nothing: it has detached, and the interpreter ends
 =========== ================================================================================================
 
@@ -64,6 +66,8 @@ class WorkerJob:
         root_log_level: The least level of all other log records.
         warmups: The model's warm-up: the fields of `ModelWarmup`.
         trace_config: Where spans go; empty for nowhere.
+        golden: How the outputs of the warm-up are compared: `tolerance`, and `known`, what `golden` messages of an
+            earlier process had, empty in the first one; `None` where they are not compared.
     """
 
     target: str
@@ -77,6 +81,7 @@ class WorkerJob:
     root_log_level: int = 20
     warmups: Sequence[Mapping[str, Any]] = ()
     trace_config: Sequence[str] = ()
+    golden: Mapping[str, Any] | None = None
 
     def to_text(self) -> str:
         """Return the job as the child reads it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import math
 import threading
@@ -28,7 +29,7 @@ from .child import (
     start_process,
 )
 from .log import WORKER_LOGGER
-from .messages import FORMAT, Job, JobRefusedError
+from .messages import FORMAT, Job, JobRefusedError, WorkerJob
 from .metrics import GATHERED, ReceivedMetrics
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ _KILL_MARGIN_S = 0.5
 _SLEEP_S = 1e6
 # Seconds that an interpreter may take to end after its worker.
 _END_S = 5.0
+_FAILED = {"warm-up": "its warm-up failed", "golden": "it does not give the known answer to its warm-up"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,9 @@ class WorkerProcess:
         self._heard = 0.0
         self._has_greeted = False
         self._metrics = ReceivedMetrics()
+        self._golden: list[Any] = []
+        self.golden_failures = 0 if isinstance(job, WorkerJob) and job.golden is not None else None
+        """How many of its processes did not give the known answer to their warm-up; `None` where it has none."""
 
     # ---- as a Worker ------------------------------------------------------------------------------------------------
 
@@ -296,7 +301,7 @@ class WorkerProcess:
         """Run one process to its end; returns why there shall be no other one."""
         self._failure = None
         self._has_greeted = False
-        self._metrics = ReceivedMetrics()
+        self._metrics, self._golden = ReceivedMetrics(), []
         child: ChildProcess | None = None
         reason: str | None = None
         try:
@@ -399,8 +404,12 @@ class WorkerProcess:
                 self._failure = {"stage": "refused", "text": text}
                 raise JobRefusedError(text)
             logger.debug("%s: pid %s, Python %s", self._label, message.get("pid"), message.get("python"))
+        elif kind == "golden":
+            self._golden.append(message.get("answer"))
         elif kind == "failed":
             self._failure = message
+            if self.golden_failures is not None:
+                self.golden_failures += message.get("stage") == "golden"
         elif kind == "metrics":
             if (families := self._metrics.take(message)) is not None:
                 labels = {"pytriton_worker": f"{self._model_name}.{self._number}", "pid": str(self.pid)}
@@ -410,6 +419,7 @@ class WorkerProcess:
                 self.is_warm = True
                 if kind == "ready":
                     self._was_ready = self._ready = True
+                    self._job = _with_golden(self._job, self._golden)
                 else:
                     self._attached = bool(message.get("value")) and not self._was_put_to_sleep
                     self._detached_since = time.monotonic()
@@ -423,7 +433,7 @@ class WorkerProcess:
         ended = reason or ("could not be started" if child is None else describe_exit(exit_code, self._memory_kills))
         failure = self._failure
         if failure is not None:
-            what = {"load": self._LOAD_FAILED, "warm-up": "its warm-up failed"}.get(failure.get("stage", ""), "")
+            what = {"load": self._LOAD_FAILED, **_FAILED}.get(failure.get("stage", ""), "")
             ended = f"{what or 'it ended'}: {failure.get('text')}"
             if failure.get("stage") == "unrecoverable":
                 return self._refusal(ended, child)
@@ -440,16 +450,8 @@ class WorkerProcess:
             text = f"is given up after {count} ends within {self._limits.crash_window_s:g} s; the last time {ended}"
             return self._refusal(text, child, quoted=failure is None)
         delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LAST_DELAY_S)
-        logger.warning(
-            "%s (pid %s) %s; it is started again in %g s (end %d%s within %g s)",
-            self._label,
-            None if child is None else child.pid,
-            ended,
-            delay_s,
-            count,
-            "" if most is None else f" of at most {most}",
-            self._limits.crash_window_s,
-        )
+        pid = None if child is None else child.pid
+        _tell_restart(f"{self._label} (pid {pid}) {ended}", delay_s, count, self._limits)
         with self._changed:
             self._changed.wait_for(lambda: self._stop_deadline is not None, delay_s)
         return None
@@ -473,6 +475,17 @@ class WorkerProcess:
         )
 
 
+def _tell_restart(what: str, delay_s: float, count: int, limits: RestartLimits) -> None:
+    logger.warning(
+        "%s; it is started again in %g s (end %d%s within %g s)",
+        what,
+        delay_s,
+        count,
+        "" if limits.max_crashes is None else f" of at most {limits.max_crashes}",
+        limits.crash_window_s,
+    )
+
+
 def _count_end(ends: collections.deque[float], window_s: float) -> int:
     """Add the end of a process to those before it; return how many there are within the time in which they count."""
     now = time.monotonic()
@@ -480,6 +493,13 @@ def _count_end(ends: collections.deque[float], window_s: float) -> int:
     while ends[0] < now - window_s:
         ends.popleft()
     return len(ends)
+
+
+def _with_golden(job: Job, answers: list[Any]) -> Job:
+    """Return the job of the processes that follow: they give the answers to their warm-up that the first one gave."""
+    if not isinstance(job, WorkerJob) or job.golden is None or job.golden["known"]:
+        return job
+    return dataclasses.replace(job, golden={**job.golden, "known": answers})
 
 
 def _versions(launch: Launch) -> str:

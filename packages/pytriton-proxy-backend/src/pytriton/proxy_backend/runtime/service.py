@@ -13,6 +13,7 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseWriter
 from .failures import FailureLog
+from .results.golden import Golden
 from .results.outputs import OutputChecker
 from .results.steps import Pacing
 from .statistics import Counters
@@ -124,6 +125,7 @@ class Service:
         counters: Where it is counted what happens.
         failures: Which failures are written to the log.
         is_logged: Whether there is a record of every request.
+        golden: Takes the outputs of the warm-up; `None` where nobody compares them.
     """
 
     sink: ResponseSink
@@ -145,6 +147,7 @@ class Service:
         self.counters = Counters() if counters is None else counters
         self.failures = FailureLog()
         self.is_logged = False
+        self.golden: Golden | None = None
         self.pacing: Pacing | None = None
         self._cost_rule = None if model.cost is None else CostRule(model)
         self.columns_func: Callable[..., Any] | None = None

@@ -11,6 +11,7 @@ from pytriton.proxy.types import Request
 from ..model import ModelSpec
 from ..wire.batch import Batch
 from ..wire.record import Record
+from ..wire.response import ResponseData
 from .answers import Answers
 from .execution import Execution
 from .service import Service
@@ -24,6 +25,8 @@ def warm_up(service: Service, batches: WarmupBatches, run_async: Callable[[Await
     service = _unobserved(service)
     for requests in batches:
         _WarmUp(service, requests).run(run_async)
+    if service.golden is not None:
+        service.golden.finish()
 
 
 async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
@@ -31,6 +34,8 @@ async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
     service = _unobserved(service)
     for requests in batches:
         await _WarmUp(service, requests).run_async()
+    if service.golden is not None:
+        service.golden.finish()
 
 
 def _unobserved(service: Service) -> Service:
@@ -82,6 +87,16 @@ class _WarmUp(Execution):
 
     def _call(self) -> Any:
         return self._service.infer_func(self._requests)
+
+    def _keep(self) -> bool:
+        # Each response is laid out by itself, and so seen below.
+        return False
+
+    def _lay_out(self, responses: list[ResponseData]) -> Record:
+        if (golden := self._service.golden) is not None:
+            for response in responses:
+                golden.take(response.outputs)
+        return super()._lay_out(responses)
 
     def _put(self, record: Record, *, done: bool) -> None:
         """Do not send."""

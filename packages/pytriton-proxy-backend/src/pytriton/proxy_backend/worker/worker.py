@@ -18,6 +18,7 @@ from ..model import ModelSpec
 from ..runtime.access import is_wanted
 from ..runtime.batch_loop import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.meters import find_meters
+from ..runtime.results.golden import Golden
 from ..runtime.service import InferenceCallable, Service, is_async
 from ..runtime.statistics import Counters, WorkerStatistics
 from ..runtime.texts import error_text, told_error, told_trace
@@ -65,6 +66,7 @@ class Worker:
         insecure: bool = False,
         stands_in: bool = False,
         counters: Counters | None = None,
+        golden: Golden | None = None,
     ) -> None:
         """Prepare a worker; nothing happens before `start`.
 
@@ -82,6 +84,7 @@ class Worker:
             insecure: Whether to attach to a `tcp://` address without keys, to whoever listens there.
             stands_in: Whether the callable only says why nobody serves the model, which is not ready for all that.
             counters: Where it is counted what happens; in some of its own by default.
+            golden: Takes the outputs of the warm-up, which fails where that raises.
 
         Raises:
             KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
@@ -99,6 +102,7 @@ class Worker:
         self._context = contextvars.copy_context() if context is None else context.copy()
         self._thread: threading.Thread | None = None
         self._warmup = warmup
+        self._golden = golden
         self._warm = threading.Event()
         self._counters = Counters() if counters is None else counters
         self._changed = threading.Condition()
@@ -264,7 +268,7 @@ class Worker:
 
     def _make_service(self) -> Service:
         service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
-        service.is_logged = is_wanted()
+        service.is_logged, service.golden = is_wanted(), self._golden
         self._counters.meters = find_meters(self.model)
         return service
 

@@ -26,6 +26,7 @@ __all__ = [
     "FallbackWorker",
     "ProcessWorker",
     "TritonWorkerError",
+    "check_golden",
     "common_idle_timeout",
     "make_worker_process",
 ]
@@ -34,6 +35,8 @@ Environment = Mapping[str, "str | Sequence[str | None] | None"] | Sequence[Mappi
 """Variables by name; a list has one value for each copy. Or one mapping for each copy."""
 
 MAX_COPIES = 1024
+
+_GOLDEN_TOLERANCE = 1e-3
 
 # A process may be silent for this much longer than a batch may take.
 _SILENCE_MARGIN_S = 2.0
@@ -105,6 +108,10 @@ class ProcessWorker:
             `ModelConfig.attach_timeout_s` says. None lets them run, unless the server has a memory budget and another
             model needs their memory.
         pinned: Whether they run on although another model needs their memory, see `Triton(memory_budget=...)`.
+        golden: Whether a process that is started again, after a sleep or an end, has to give the answers to
+            `ModelConfig.model_warmup` that the first one gave, before it serves callers; one that does not counts as
+            one that has ended. A number is how far fractions may be apart, by itself and as a part of the first; True
+            is 0.001. All else has to be equal.
 
     Raises:
         PyTritonBadParameterError: An argument is not acceptable; says which one, and why.
@@ -125,6 +132,7 @@ class ProcessWorker:
         start_timeout_s: float = 300.0,
         idle_timeout_s: float | None = None,
         pinned: bool = False,
+        golden: bool | float = False,
     ) -> None:
         self.factory = factory
         """The factory as it was given."""
@@ -152,6 +160,8 @@ class ProcessWorker:
         """After how long without a request the processes end, in seconds; None is never."""
         self.pinned = _checked_pinned(pinned, idle_timeout_s)
         """Whether they run on although another model needs their memory."""
+        self.golden = _checked_tolerance(golden)
+        """How far answers to the warm-up may be from those of the first process; None where they are not compared."""
 
     def __repr__(self) -> str:
         return f"ProcessWorker({self.target!r}, copies={self.copies})"
@@ -197,6 +207,24 @@ def common_idle_timeout(callables: Sequence[Any], model_name: str) -> float | No
     return found[0]
 
 
+def check_golden(callables: Sequence[Any], config: ModelConfig, model_name: str) -> None:
+    """Refuse answers that are to be compared, and are none.
+
+    Raises:
+        PyTritonBadParameterError: A worker is to compare the answers to a warm-up, and there is no such request.
+    """
+    has_golden = any(isinstance(each, ProcessWorker) and each.golden is not None for each in callables)
+    if has_golden and not any(warmup.count for warmup in config.model_warmup or ()):
+        rule = "unset for a model without warm-up requests"
+        raise PyTritonBadParameterError(
+            f"Model {model_name!r}: ProcessWorker.golden compares the answers to its warm-up, and it has none: give it "
+            "requests whose answers are known, with ModelConfig(model_warmup=[...]), or leave golden out.",
+            parameter="ProcessWorker.golden",
+            value=True,
+            rule=rule,
+        )
+
+
 def make_worker_process(
     described: ProcessWorker,
     copy: int,
@@ -222,6 +250,7 @@ def make_worker_process(
         log_level=logger.getEffectiveLevel(),
         root_log_level=logging.getLogger().level,
         warmups=_warmups(config),
+        golden=None if described.golden is None else {"tolerance": described.golden, "known": []},
         trace_config=list(trace_config),
     )
     timeout_s = config.execution_timeout_s
@@ -402,6 +431,14 @@ def _checked_pinned(pinned: Any, idle_timeout_s: float | None) -> bool:
     if pinned and idle_timeout_s is not None:
         raise _rejected("pinned", pinned, "False where idle_timeout_s is given", "What is pinned never sleeps.")
     return pinned
+
+
+def _checked_tolerance(golden: Any) -> float | None:
+    if isinstance(golden, bool):
+        return _GOLDEN_TOLERANCE if golden else None
+    if not isinstance(golden, (int, float)) or not 0 <= golden < 1:
+        raise _rejected("golden", golden, "True, False, or a number of at least 0 and below 1")
+    return float(golden)
 
 
 def _checked_folder(folder: Any) -> str | None:

@@ -340,6 +340,12 @@ class _Callables(Collector):
         ends = CounterMetricFamily(
             "pytriton_worker_ends", "Processes of the worker that ended by themselves", labels=_LABELS
         )
+        golden = CounterMetricFamily(
+            "pytriton_worker_golden_failures",
+            "Processes of the worker that did not give the known answer to their warm-up; left out where that is not"
+            " compared",
+            labels=_LABELS,
+        )
         model = self._model
         for totals in self._totals:
             labels = [model.name, str(model.version), str(totals.place)]
@@ -368,8 +374,10 @@ class _Callables(Collector):
             if (resident := totals.memory) is not None:
                 memory.add_metric(labels, resident)
             ends.add_metric(labels, totals.ends)
+            if totals.golden_failures is not None:
+                golden.add_metric(labels, totals.golden_failures)
         yield from (requests, failed, cancelled, rows, seconds, first, costs, padding, queued, received, sent)
-        yield from (attached, asleep, process, memory, ends)
+        yield from (attached, asleep, process, memory, ends, golden)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -27,6 +27,8 @@ class CallableTotals:
     """The process of the worker that runs; None while there is none."""
     ends: int
     """How many processes of workers ended by themselves here."""
+    golden_failures: int | None = None
+    """How many processes did not give the known answer to their warm-up; None where that is not compared."""
     asleep: bool | None = None
     """Whether the worker sleeps until a request comes; None of one that never does."""
 
@@ -79,6 +81,7 @@ class StatisticsTotals:
         self._workers: list[tuple[int, Worker | WorkerProcess]] = []
         self._ended: dict[int, WorkerStatistics] = {}
         self._ends: dict[int, int] = {}
+        self._golden_failures: dict[int, int] = {}
         self.was_served = False
         """Whether the model has had all its workers once: before, it is only being bound."""
 
@@ -92,7 +95,7 @@ class StatisticsTotals:
         """Return the totals for each place in the list of callables, in order."""
         with self._lock:
             self._fold()
-            totals, ends = dict(self._ended), dict(self._ends)
+            totals, ends, golden = dict(self._ended), dict(self._ends), dict(self._golden_failures)
             attached: set[int] = set()
             asleep: dict[int, bool | None] = {}
             waking: set[int] = set()
@@ -100,6 +103,7 @@ class StatisticsTotals:
             for place, worker in self._workers:
                 totals[place] = _added(totals.get(place), worker.statistics)
                 ends[place] = ends.get(place, 0) + _ends(worker)
+                _add_golden(golden, place, worker)
                 pids[place] = worker.pid if isinstance(worker, WorkerProcess) else os.getpid()
                 asleep[place] = worker.is_asleep if isinstance(worker, WorkerProcess) else None
                 if worker.is_attached:
@@ -117,6 +121,7 @@ class StatisticsTotals:
                 pid=pids.get(place),
                 ends=ends.get(place, 0),
                 asleep=asleep.get(place),
+                golden_failures=golden.get(place),
             )
             for place in sorted(totals)
         ]
@@ -130,6 +135,7 @@ class StatisticsTotals:
             else:
                 self._ended[place] = _added(self._ended.get(place), worker.statistics)
                 self._ends[place] = self._ends.get(place, 0) + _ends(worker)
+                _add_golden(self._golden_failures, place, worker)
         self._workers = running
 
 
@@ -139,3 +145,9 @@ def _added(one: WorkerStatistics | None, other: WorkerStatistics) -> WorkerStati
 
 def _ends(worker: Worker | WorkerProcess) -> int:
     return worker.ends if isinstance(worker, WorkerProcess) else 0
+
+
+def _add_golden(counts: dict[int, int], place: int, worker: Worker | WorkerProcess) -> None:
+    failures = worker.golden_failures if isinstance(worker, WorkerProcess) else None
+    if failures is not None:
+        counts[place] = counts.get(place, 0) + failures

@@ -1,0 +1,102 @@
+"""The answers to a warm-up that a process gave, and those of the processes that follow it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.proxy_backend.errors import GoldenError
+from pytriton.proxy_backend.runtime.results.golden import Golden
+
+
+def record(*responses: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a process records, through JSON."""
+    found: list[dict[str, Any]] = []
+    golden = Golden(1e-3, None, found.append)
+    for outputs in responses:
+        golden.take(outputs)
+    golden.finish()
+    answers: list[dict[str, Any]] = json.loads(json.dumps(found))
+    return answers
+
+
+def compare(known: list[dict[str, Any]], *responses: dict[str, Any], tolerance: float = 1e-3) -> None:
+    golden = Golden(tolerance, known, lambda _: pytest.fail("nothing is recorded"))
+    for outputs in responses:
+        golden.take(outputs)
+    golden.finish()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.array(7.5, np.float16),
+        np.array([np.nan, np.inf, 1.0]),
+        np.zeros((0, 4), np.int64),
+        np.array([[True], [False]]),
+        np.array([b"one", b"\xff\x00", b"x" * 1000], object),
+        np.arange(100_000, dtype=np.uint8).reshape(10, -1),
+        np.array([b"%d" % number for number in range(2000)], object),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    ],
+)
+def test_the_same_answer_is_known(value: Any) -> None:
+    compare(record({"y": value}), {"y": value.copy()})
+
+
+def test_fractions_may_be_apart_by_the_tolerance() -> None:
+    known = record({"y": np.array([1.0, 1000.0, 0.0], np.float32)})
+    compare(known, {"y": np.array([1.0009, 1000.9, 0.0009], np.float32)})
+    compare(known, {"y": np.array([1.0, 1400.0, 0.0], np.float32)}, tolerance=0.5)
+    with pytest.raises(GoldenError, match=r"expected 1000\.0 at \[1\], got 1002\.0; 1 of 3 .* the tolerance 0\.001"):
+        compare(known, {"y": np.array([1.0, 1002.0, 0.0], np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "told"),
+    [
+        (np.array([[1, 2], [3, 4]]), np.array([[1, 2], [5, 5]]), r"expected 3 at \[1, 0\], got 5; 2 of 4 compared"),
+        (np.array([[1.0]]), np.array([[1.0, 2.0]]), r"expected shape \[1, 1\], got \[1, 2\]"),
+        (np.array([1.0]), np.array([1.0], np.float32), "expected dtype 'float64', got 'float32'"),
+        (np.array([1.0]), np.array([np.nan]), r"expected 1\.0 at \[0\], got nan"),
+        (np.array([b"cat"], object), np.array([b"dog"], object), r"expected 'cat' at \[0\], got 'dog'; 1 of 1"),
+        (np.array([b"x" * 99], object), np.array([b"x" * 98 + b"y"], object), r"expected 'x{40}\.\.\.' at \[0\]"),
+        (np.array(3), np.array(4), r"expected 3 at \[\], got 4"),
+        (np.array([np.inf], np.float16), np.array([1.0], np.float16), r"expected inf at \[0\], got 1\.0"),
+    ],
+)
+def test_another_answer_is_told(value: Any, other: Any, told: str) -> None:
+    with pytest.raises(GoldenError, match=rf"^output 'y' \(number 2 of the warm-up\): {told}"):
+        compare(record({"x": np.ones(1), "y": value}), {"x": np.ones(1), "y": other})
+
+
+def test_an_element_of_a_large_output_is_named_by_its_place() -> None:
+    value = np.arange(1_000_000, dtype=np.int64).reshape(1000, 1000)
+    known = record({"y": value})
+    assert len(json.dumps(known)) < 60_000
+    value[-1, -1] = 0
+    with pytest.raises(GoldenError, match=r"expected 999999 at \[999, 999\], got 0; 1 of 4096 compared"):
+        compare(known, {"y": value})
+
+
+def test_other_outputs_and_other_numbers_of_them() -> None:
+    known = record({"y": np.ones(1)}, {"y": np.ones(1)})
+    with pytest.raises(GoldenError, match="expected output 'y', got 'z'"):
+        compare(known, {"y": np.ones(1)}, {"z": np.ones(1)})
+    with pytest.raises(GoldenError, match="expected 2 outputs in all warm-up requests, got 1"):
+        compare(known, {"y": np.ones(1)})
+    with pytest.raises(GoldenError, match="expected 2 outputs in all warm-up requests, got 3"):
+        compare(known, *[{"y": np.ones(1)}] * 3)
+
+
+def test_no_more_than_a_number_of_outputs_is_recorded() -> None:
+    many = [{"y": np.full(1, number)} for number in range(100)]
+    known = record(*many)
+    assert len(known) == 64
+    compare(known, *many)
+    with pytest.raises(GoldenError, match="expected 64 outputs"):
+        compare(known, *many[:63])
