@@ -347,7 +347,8 @@ CHECKS: Mapping[str, Callable[[Way], None]] = {
         stream_backlog_bytes, stream_stall_timeout_s,
     )
 }  # fmt: skip
-# What follows from the model, its configuration or where it is, and nobody chooses.
+# What follows from the model, its configuration or where it is. Those of costs follow from a `Cost`; those of a
+# `model.py` are in tests/python_models/test_cost.py, because they need an input of any shape.
 OF_THE_MODEL = {
     *("endpoint", "batching", "decoupled", "max_waiting", "ignores_parameters", "tensors_digest", "address"),
     *("cost_limit", "cost_overhead", "cost_packed", "cost_alone", "cost_alike"),

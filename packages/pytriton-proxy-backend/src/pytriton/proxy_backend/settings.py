@@ -162,8 +162,9 @@ def cost_settings(model: ModelSpec) -> dict[str, Any]:
 
 def parameter_fields() -> tuple[SettingField, ...]:
     """Return the settings that parameters of a `config.pbtxt` set for a `model.py` on workers."""
-    of_streams = (field for field in setting_fields(ProxySettings) if field.name.startswith("stream_"))
-    return (*setting_fields(ServingSettings), *of_streams)
+    chosen = [field for field in setting_fields(ProxySettings) if field.name.startswith(("stream_", "cost_"))]
+    # Which inputs are as long as each other is for a `model.py` to see, which gets requests as they were sent.
+    return (*setting_fields(ServingSettings), *(field for field in chosen if field.name != "cost_alike"))
 
 
 def hosts_text(supervisor: Path, attach_timeout_s: float = 10.0) -> str:

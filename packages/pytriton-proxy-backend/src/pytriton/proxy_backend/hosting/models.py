@@ -229,6 +229,7 @@ def settings_text(config: str, endpoint: Path) -> str:
         cache_bytes=_cache_bytes(fields, decoupled=decoupled),
         **own,
     )
+    _check_cost(fields, own)
     # Of the others, what the library has read from its own file counts.
     return settings.to_text(only=("endpoint", "batching", "decoupled", "max_waiting", "cache_bytes", *own))
 
@@ -248,6 +249,26 @@ def _own_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise ModelRefused(f"parameter {name}: {error}") from error
     return found
+
+
+def _check_cost(fields: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a limit of what a batch may cost where nothing could be counted."""
+    given = next((name for name in own if name.startswith("cost_")), None)
+    if given is None:
+        return
+    parameter = f"parameter {_PREFIX}{given.upper()}"
+    if not own.get("cost_limit"):
+        raise ModelRefused(f"{parameter}: it needs {_PREFIX}COST_LIMIT, what a batch may cost")
+    if int(fields.get("max_batch_size") or 0) < 1 or is_decoupled(fields) or "sequence_batching" in fields:
+        raise ModelRefused(
+            f"{parameter}: expected a model that batches (max_batch_size of at least 1), is not decoupled and has no "
+            "sequences"
+        )
+    if not any(each.get("allow_ragged_batch") and "-1" in map(str, each["dims"]) for each in fields.get("input") or ()):
+        raise ModelRefused(
+            f"{parameter}: expected allow_ragged_batch: true for the inputs by whose free dimensions (-1) requests "
+            "differ; none has it, so requests of different shapes would never share a batch"
+        )
 
 
 def _max_queue_size(fields: Mapping[str, Any]) -> int:
