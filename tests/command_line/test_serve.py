@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.python_models import processes
+from support.python_models import parent_processes, worker_processes
 from support.serving import FREE_PORTS, ServeCommand, ServedFile, serve_command, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -159,9 +159,11 @@ def test_one_model_in_processes(tmp_path: Path) -> None:
         caught.value.close()
 
 
-def test_a_model_of_processes_sleeps(tmp_path: Path) -> None:
-    with serving(tmp_path, "app.py:Greeter", "--workers=1", "--idle=0.2s") as server:
-        eventually(lambda: not processes("worker_main", server.process.pid))
+@pytest.mark.parametrize("sleep", ["process", "parent"])
+def test_a_model_of_processes_sleeps(tmp_path: Path, sleep: str) -> None:
+    with serving(tmp_path, "app.py:Greeter", "--workers=1", "--idle=0.2s", f"--sleep={sleep}") as server:
+        eventually(lambda: not worker_processes(server.process.pid))
+        assert len(parent_processes(server.process.pid)) == (2 if sleep == "parent" else 0)
 
         def answers() -> bool:
             try:

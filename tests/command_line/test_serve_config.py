@@ -98,6 +98,16 @@ def test_a_check_says_when_models_sleep(folder: Path) -> None:
     assert "expected a time above 0, such as 90s, 5m or 1h; got '-5m'" in done.stderr
     (folder / "serve.toml").write_text(f"idle = '1h'\n{CONFIG}")
     assert "sleeps after 3600 s" in run(folder, "--check", "--config=serve.toml").stdout
+    (folder / "serve.toml").write_text(f"sleep = 'parent'\nidle = '1h'\n{CONFIG}")
+    assert "sleeps after 3600 s, wakes from a parent" in run(folder, "--check", "--config=serve.toml").stdout
+    done = run(folder, "--check", "--config=serve.toml", "--sleep=process")
+    assert done.stdout.splitlines()[0].endswith("sleeps after 3600 s")
+    done = run(folder, "--check", "--workers=1", "--idle=5m", "--sleep=deep")
+    assert done.returncode == 2
+    assert "--sleep: expected process or parent; got 'deep'" in done.stderr
+    done = run(folder, "--check", "--workers=1", "--sleep=parent")
+    assert done.returncode == 1
+    assert "softmax never sleeps, so sleep='parent' is of no use to it: say with --idle 5m after which" in done.stderr
 
 
 def test_a_check_of_a_memory_budget(folder: Path) -> None:
@@ -131,6 +141,13 @@ def test_a_check_of_a_memory_budget(folder: Path) -> None:
         (APP, "workers = -1\n", "serve.toml: workers: expected an integer of at least 0; got -1"),
         (APP, "workers = 1\nidle = 'soon'\n", "idle: expected a time above 0, such as 90s, 5m or 1h; got 'soon'"),
         (APP, "[models.softmax]\nworkers = 1\nidle = 300\n", "models.softmax.idle: expected a time above 0"),
+        (APP, "workers = 1\nidle = '5m'\nsleep = 'deep'\n", "sleep: expected process or parent; got 'deep'"),
+        (APP, "[models.softmax]\nworkers = 1\nsleep = 1\n", "models.softmax.sleep: expected process or parent; got 1"),
+        (
+            APP,
+            "[models.softmax]\nworkers = 1\nsleep = 'parent'\n",
+            "softmax never sleeps, so sleep='parent' is of no use",
+        ),
         (APP, "workers = 0\nidle = '5m'\n", "softmax cannot sleep when it is idle, because a thread of the server's"),
         (APP, "min_awake = -1\n", "serve.toml: min_awake: expected an integer of at least 0; got -1"),
         (APP, "memory_budget = 7\n", "serve.toml: memory_budget: expected text; got 7"),

@@ -16,21 +16,18 @@ from typing import Any
 
 import pytest
 
+from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend.worker import placeholder
 from pytriton.triton import ProcessWorker, RemoteTriton, RestartPolicy, Triton, TritonSecurityConfig
 from support import process_models
 from support.callables import X, Y
 from support.http import infer
 from support.processes import is_running, while_running
-from support.python_models import processes
+from support.python_models import parent_processes, processes, worker_processes
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
 IDLE_S = 0.2
-
-
-def worker_processes(parent: int | None = None) -> set[int]:
-    return set(processes("worker_main", parent or os.getpid()))
 
 
 def is_asleep(triton: Triton) -> bool:
@@ -38,10 +35,11 @@ def is_asleep(triton: Triton) -> bool:
     return triton.describe().models[0].is_asleep and not worker_processes()
 
 
-def test_a_server_that_is_started_again_finds_its_model_asleep() -> None:
+@pytest.mark.parametrize("kind", ["process", "parent"])
+def test_a_server_that_is_started_again_finds_its_model_asleep(kind: str) -> None:
     restart = RestartPolicy(first_delay_s=0.1)
     with short_home(), running(Triton(config=local_config(), restart=restart)) as triton:
-        triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=IDLE_S), X, Y)
+        triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=IDLE_S, sleep=kind), X, Y)
         eventually(lambda: is_asleep(triton))
         pid = server_pid(triton)
         os.kill(pid, signal.SIGKILL)
@@ -53,7 +51,8 @@ def test_a_server_that_is_started_again_finds_its_model_asleep() -> None:
         # A new server takes it over, asleep.
         triton.replace_server()
         eventually(lambda: answer_or_error(str(triton.http_url)) == [6.0])
-    assert worker_processes() == set()
+    # A killed one was the child of another, which has ended.
+    eventually(lambda: not worker_processes() and not parent_processes())
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -105,7 +104,7 @@ from support.serving import local_config
 
 if __name__ == "__main__":
     triton = Triton(config=local_config())
-    triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=0.2), X, Y)
+    triton.bind("m", ProcessWorker(process_models.make, idle_timeout_s=0.2, sleep=sys.argv[1]), X, Y)
     triton.run()
     while not triton.describe().models[0].is_asleep:
         time.sleep(0.01)
@@ -114,14 +113,15 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("kind", ["process", "parent"])
 @pytest.mark.parametrize("is_waking", [False, True])
-def test_nothing_is_left_of_a_killed_program_whose_model_sleeps(is_waking: bool, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_killed_program_whose_model_sleeps(is_waking: bool, kind: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     # A killed program leaves its workspace behind, which the next one would remove.
     with tempfile.TemporaryDirectory(prefix="pt") as home:
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTRITON_HOME": home}
-        with while_running([sys.executable, script], stdout=subprocess.PIPE, env=environment) as program:
+        with while_running([sys.executable, script, kind], stdout=subprocess.PIPE, env=environment) as program:
             assert program.stdout is not None
             url = program.stdout.readline().decode().strip()
             server = set(processes("tritonserver", program.pid))
@@ -130,7 +130,8 @@ def test_nothing_is_left_of_a_killed_program_whose_model_sleeps(is_waking: bool,
             if is_waking:
                 caller.start()
                 eventually(lambda: worker_processes(program.pid))
-            workers = worker_processes(program.pid)
+            workers = worker_processes(program.pid) | parent_processes(program.pid)
+            assert len(parent_processes(program.pid)) == (2 if kind == "parent" else 0)
             program.kill()
             program.wait()
         eventually(lambda: not any(map(is_running, server | workers)))
@@ -146,3 +147,21 @@ def answer_or_error(url: str) -> Any:
         return infer(url, "m", 3.0)
     except (OSError, http.client.HTTPException) as error:
         return error
+
+
+def test_a_stop_while_the_parent_of_workers_starts(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    worker = ProcessWorker(process_models.make, kwargs={"gate": str(gate)}, idle_timeout_s=IDLE_S, sleep="parent")
+    with short_home(), running(Triton(config=local_config())) as triton:
+
+        def bind() -> None:
+            with pytest.raises(PyTritonError):
+                triton.bind("m", worker, X, Y)
+
+        binder = threading.Thread(target=bind)
+        binder.start()
+        eventually(lambda: len(parent_processes()) == 2)
+        triton.stop()
+        binder.join(PATIENCE_S)
+        assert not binder.is_alive()
+    eventually(lambda: not worker_processes() and not parent_processes())

@@ -91,6 +91,18 @@ def forkservers(parent: int | None = None) -> dict[int, str]:
     return processes("pytriton.proxy_backend.forkserver_main", parent or os.getpid())
 
 
+def parent_processes(program: int | None = None) -> set[int]:
+    """Return the processes that the workers of a program are forked from, and those that these are forked from."""
+    found = set(processes("proxy_backend.parent_main", program or os.getpid()))
+    return found.union(*(processes("proxy_backend.parent_main", pid) for pid in found))
+
+
+def worker_processes(program: int | None = None) -> set[int]:
+    """Return the worker processes of a program, those that are forked from a parent included."""
+    above = {program or os.getpid(), *parent_processes(program)}
+    return {worker for pid in above for worker in processes("proxy_backend.worker_main", pid)}
+
+
 def processes(module: str, parent: int) -> dict[int, str]:
     """Return the children of a process that run a module, with their command lines."""
     found = {}

@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -44,11 +44,11 @@ def main(arguments: list[str]) -> int:
     """Fork to the end of the other side; returns the exit code, of this process as of every fork."""
     control = socket.socket(fileno=int(arguments[0]))
     end_with_parent(control)
-    room = _Room()
+    room = Room()
     _begin_forkserver(room)
     _prepare()
     control.send(bytes([Reply.READY]))
-    return _Forkserver(control, room).run()
+    return ForkLoop(control, room).run()
 
 
 @contextlib.contextmanager
@@ -104,10 +104,10 @@ def _be_forked(parent: int, variables: Mapping[str, str], control: socket.socket
     sys.modules["__main__"] = sys.modules[__name__]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
-    room = _Room(with_environment=True)
+    room = Room(with_environment=True)
     _begin_forkserver(room)
     control.send(bytes([Reply.READY]))
-    return _Forkserver(control, room).run()
+    return ForkLoop(control, room).run()
 
 
 def _take_streams(messages: IO[bytes]) -> None:
@@ -134,7 +134,7 @@ def _take_streams(messages: IO[bytes]) -> None:
                 os.close(descriptor)
 
 
-def _begin_forkserver(room: _Room) -> None:
+def _begin_forkserver(room: Room) -> None:
     # A user who ends the service signals its parent, which ends this process after the hosts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -148,13 +148,18 @@ def _prepare() -> None:
     accelerator()
     # This fails if forks could not be watched.
     os.close(os.pidfd_open(os.getpid()))
+    share_memory()
+
+
+def share_memory() -> None:
+    """Make the memory of this process ready to be shared with its forks."""
     gc.collect()
     give_back_memory()
     # The garbage collector writes into objects, which would copy their memory in each fork.
     gc.freeze()
 
 
-class _Room:
+class Room:
     """The memory that `ps` shows as the command line of this process; with the environment's if `with_environment`."""
 
     def __init__(self, *, with_environment: bool = False) -> None:
@@ -189,17 +194,25 @@ class _Fork:
         self.life.close()
 
 
-class _Forkserver:
-    """This process."""
+class ForkLoop:
+    """Forks this process whenever the other side asks.
 
-    def __init__(self, control: socket.socket, room: _Room) -> None:
+    Args:
+        control: The connection to the other side; with its end this ends.
+        room: Where forks say what they are.
+        work: What a fork does, with the arguments of a worker's main function; returns its exit code.
+    """
+
+    def __init__(self, control: socket.socket, room: Room, work: Callable[[list[str]], int] = worker_main.main) -> None:
         self._control = control
         self._room = room
+        self._work = work
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
         self._forks: dict[int, _Fork] = {}
 
     def run(self) -> int:
+        """Do so to the end; returns the exit code, here as in a fork."""
         while True:
             for descriptor, _ in self._poller.poll():
                 if descriptor != self._control.fileno():
@@ -220,7 +233,7 @@ class _Forkserver:
                     continue
                 job = self._fork(text.decode(), *descriptors)
                 if job is not None:
-                    return worker_main.main(job)
+                    return self._work(job)
 
     def _fork(self, label: str, life_fd: int, channel: int, job: int, output: int) -> list[str] | None:
         """Fork; in the child, return the arguments of a worker's main function."""
@@ -254,10 +267,7 @@ class _Forkserver:
         self._control.close()
         for fork in {id(each): each for each in self._forks.values()}.values():
             fork.close()
-        # Otherwise all instances would draw the same random numbers; Python's own generator is reseeded by itself.
-        random = sys.modules.get("numpy.random")
-        if random is not None:
-            random.seed()
+        seed_numpy()
         self._room.say(worker_main.NAME, label)
         # Not earlier: this number is now also that of its group, by which it may be killed.
         _send(life, Reply.BEGUN, os.getpid())
@@ -298,6 +308,13 @@ class _Forkserver:
             if not fork.has_ended:
                 os.kill(fork.pid, signal.SIGKILL)
             os.waitpid(fork.pid, 0)
+
+
+def seed_numpy() -> None:
+    """Let a fork draw other random numbers with numpy than all others; Python does so for its own generator."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
 
 
 def _send(life: socket.socket, kind: Reply, number: int) -> None:

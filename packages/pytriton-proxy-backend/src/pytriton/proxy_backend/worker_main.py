@@ -46,8 +46,13 @@ _CUT_S = 0.5
 _TERM_TIMEOUT_S = 30.0
 
 
-def main(arguments: list[str]) -> int:
-    """Run the worker to its end; returns the exit code."""
+def main(arguments: list[str], prepared: Preparation | None = None) -> int:
+    """Run the worker to its end; returns the exit code.
+
+    Args:
+        arguments: Those of the command line.
+        prepared: What the process has done already that this one is forked from.
+    """
     channel = socket.socket(fileno=int(arguments[0]))
     close_in_child(channel)
     end_with_parent(channel)
@@ -57,13 +62,67 @@ def main(arguments: list[str]) -> int:
     counters = Counters(job if os.lseek(job, 0, os.SEEK_CUR) == COUNTERS_BYTES else None)
     with open(job, encoding="utf-8") as file:
         text = file.read()
-    return _Child(channel, counters).run(text)
+    return _Child(channel, counters, prepared).run(text)
+
+
+class Preparation:
+    """What a worker that serves a callable does before it has that: its log, its imports, and the call of its factory.
+
+    The process that workers are forked from does it for all of them.
+    """
+
+    def __init__(self, job: WorkerJob, send: Callable[..., object]) -> None:
+        # Not at the top: hosts of Python models have no use for it.
+        from .runtime.access import pass_on_records
+
+        self.job = job
+        self._handler = RecordHandler(send)
+        # What libraries are to say is not what we are to say.
+        logging.basicConfig(level=max(job.log_level, job.root_log_level), handlers=[self._handler])
+        logging.getLogger("pytriton").setLevel(job.log_level)
+        pass_on_records(self._handler)
+        sys.path += [path for path in job.sys_path if path not in sys.path]
+        self._made: tuple[Callable[..., Any], Any] | None = None
+
+    def take_over(self, send: Callable[..., object]) -> None:
+        """In a fork: send the records of the log to its own parent."""
+        self._handler.take_over(send)
+
+    def load(self) -> Callable[..., Any]:
+        """Import the factory."""
+        from .worker.loading import load_target
+
+        target = self.job.target
+        factory = load_target(target)
+        if not callable(factory):
+            raise TargetError(
+                f"{target!r} is {factory!r}: expected a function or class that makes the inference callable",
+                target=target,
+            )
+        return factory  # type: ignore[no-any-return]
+
+    def make(self) -> tuple[Callable[..., Any], Any]:
+        """Call the factory, once; returns the callable, and the signature of its hints or `None`."""
+        if self._made is None:
+            from .worker.context import make_infer_func
+
+            job = self.job
+            infer_func, signature = make_infer_func(self.load(), job.args, job.kwargs, is_factory=True)
+            if not callable(infer_func):
+                raise TargetError(
+                    f"{job.target!r} returned {infer_func!r}: expected an inference callable. A worker process is told "
+                    "of a factory, which is called once and returns the callable",
+                    target=job.target,
+                )
+            self._made = infer_func, signature
+        return self._made
 
 
 class _Child:
     """This process."""
 
-    def __init__(self, channel: socket.socket, counters: Counters) -> None:
+    def __init__(self, channel: socket.socket, counters: Counters, prepared: Preparation | None) -> None:
+        self._prepared = prepared
         self.counters = counters
         """The counters of the worker, in memory that the parent process shares."""
         self._channel = channel
@@ -103,7 +162,6 @@ class _Child:
         """Serve a callable."""
         # Not at the top: hosts of Python models have no use for them.
         from .description import parse_description
-        from .runtime.access import pass_on_records
         from .worker.context import (
             Warmup,
             check_callable,
@@ -116,14 +174,13 @@ class _Child:
         close_tracer: Callable[[], None] | None = None
         try:
             job = WorkerJob.from_text(job_text)
-            handler = RecordHandler(self.send)
-            # What libraries are to say is not what we are to say.
-            logging.basicConfig(level=max(job.log_level, job.root_log_level), handlers=[handler])
-            logging.getLogger("pytriton").setLevel(job.log_level)
-            pass_on_records(handler)
-            sys.path += [path for path in job.sys_path if path not in sys.path]
+            prepared = self._prepared
+            if prepared is None:
+                prepared = Preparation(job, self.send)
+            else:
+                prepared.take_over(self.send)
             model = parse_description(job.model)
-            infer_func, signature = _make_callable(job)
+            infer_func, signature = prepared.make()
             check_callable(infer_func, signature, model, job.target)
             tracer, close_tracer = open_tracer(job.trace_config)
             worker = Worker(
@@ -298,26 +355,6 @@ class _Child:
         text = str(error) if isinstance(error, ProxyBackendError) else f"{type(error).__name__}: {error}"
         trace = told_trace(error) if trace is None else trace
         self.send("failed", stage=stage, error=type(error).__name__, text=shortened(text), traceback=trace[-20000:])
-
-
-def _make_callable(job: WorkerJob) -> tuple[Callable[..., Any], Any]:
-    from .worker.context import make_infer_func
-    from .worker.loading import load_target
-
-    factory = load_target(job.target)
-    if not callable(factory):
-        raise TargetError(
-            f"{job.target!r} is {factory!r}: expected a function or class that makes the inference callable",
-            target=job.target,
-        )
-    infer_func, signature = make_infer_func(factory, job.args, job.kwargs, is_factory=True)
-    if not callable(infer_func):
-        raise TargetError(
-            f"{job.target!r} returned {infer_func!r}: expected an inference callable. A worker process is told of a "
-            "factory, which is called once and returns the callable",
-            target=job.target,
-        )
-    return infer_func, signature
 
 
 def _is_warm(worker: Worker) -> bool:

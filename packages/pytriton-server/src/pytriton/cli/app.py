@@ -189,6 +189,14 @@ def serve(
             "request for their model starts them again.",
         ),
     ] = None,
+    sleep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="process|parent",
+            help="What stays of a model that --idle puts to sleep: nothing, or a process with its imports and weights "
+            "from which the others are forked, many times faster.",
+        ),
+    ] = None,
     memory_budget: Annotated[
         str | None,
         typer.Option(
@@ -206,7 +214,7 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
-            "workers, idle, pinned, golden and fields of ModelConfig. What is typed here counts more.",
+            "workers, idle, sleep, pinned, golden and fields of ModelConfig. What is typed here counts more.",
         ),
     ] = None,
     reload: Annotated[

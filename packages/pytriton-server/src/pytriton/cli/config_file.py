@@ -12,9 +12,10 @@ from pytriton.exceptions import PyTritonError
 from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, QueuePolicy, TimeoutAction
 from pytriton.model_config.warmup import ModelWarmup, WarmupInput
 from pytriton.proxy_backend.settings import DURATION, read_duration
+from pytriton.server.models.process_workers import SLEEPS
 from pytriton.server.settings.config import TritonConfig
 
-__all__ = ["ConfigFile", "ConfigFileError", "check_duration", "read_config"]
+__all__ = ["ConfigFile", "ConfigFileError", "check_duration", "check_sleep", "read_config"]
 
 # These fields are objects.
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
@@ -24,7 +25,7 @@ _OF_CODE = ("batching", "decoupled")
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
-_OF_SERVE = ("workers", "idle", "pinned", "golden")
+_OF_SERVE = ("workers", "idle", "sleep", "pinned", "golden")
 
 
 class ConfigFileError(Exception):
@@ -39,7 +40,7 @@ class ConfigFile:
         path: The file.
         options: Options of the command, by the names of its parameters.
         server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, `idle`, `pinned`, `golden`, and fields of `ModelConfig`.
+        models: By the name of the model: `workers`, `idle`, `sleep`, `pinned`, `golden`, and fields of `ModelConfig`.
     """
 
     path: Path
@@ -58,6 +59,11 @@ class ConfigFile:
             return None
         told: str | None = self.models.get(model, {}).get("idle", default)
         return None if told is None else read_duration(told)
+
+    def sleep(self, model: str, default: str | None) -> str | None:
+        """Return what stays of a model that sleeps; None is nothing."""
+        told: str | None = self.models.get(model, {}).get("sleep", default)
+        return told
 
     def is_pinned(self, model: str) -> bool:
         """Return whether the processes of a model never sleep."""
@@ -178,6 +184,8 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
     _check_keys(path, f"{key}.", told, [*_OF_SERVE, *known])
     if "idle" in told:
         check_duration(path, f"{key}.idle", told["idle"])
+    if "sleep" in told:
+        check_sleep(path, f"{key}.sleep", told["sleep"])
     golden = told.get("golden", False)
     if not isinstance(golden, bool) and not (isinstance(golden, (int, float)) and 0 <= golden < 1):
         _refuse(path, f"{key}.golden", "true, false, or a number of at least 0 and below 1", golden)
@@ -245,6 +253,12 @@ def check_duration(path: Path, key: str, value: Any) -> None:
         read_duration(value)
     except (TypeError, ValueError):
         _refuse(path, key, DURATION, value)
+
+
+def check_sleep(path: Path, key: str, value: Any) -> None:
+    """Refuse a value that `ProcessWorker.sleep` does not take."""
+    if value not in SLEEPS:
+        _refuse(path, key, " or ".join(SLEEPS), value)
 
 
 def _check_keys(path: Path, prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from pytriton.cli.config_file import ConfigFile, ConfigFileError, check_duration, read_config
+from pytriton.cli.config_file import ConfigFile, ConfigFileError, check_duration, check_sleep, read_config
 from pytriton.cli.reloading import Reloader
 from pytriton.cli.replacing import replacing
 from pytriton.cli.server_options import ServerOptions
@@ -26,6 +26,7 @@ from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.settings import read_duration
 from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
+from pytriton.server.models.process_workers import PARENT, PROCESS, SLEEPS
 from pytriton.triton import ProcessWorker, Triton
 
 __all__ = ["serve"]
@@ -39,6 +40,7 @@ _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
 _IN_FILE = {
     "workers": int,
     "idle": str,
+    "sleep": str,
     "memory_budget": str,
     "min_awake": int,
     "address": str,
@@ -53,6 +55,7 @@ _TOLD = (UserCodeError, ConfigFileError)
 _OF_SERVER = (
     "workers",
     "idle",
+    "sleep",
     "memory_budget",
     "min_awake",
     "address",
@@ -73,6 +76,8 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
     began = time.monotonic()
     if options["idle"] is not None:
         _check_idle(options["idle"])
+    if options["sleep"] not in (None, *SLEEPS):
+        raise typer.BadParameter(f"--sleep: expected {' or '.join(SLEEPS)}; got {options['sleep']!r}")
     settings_now = _Settings(options, guests, given)
     try:
         file, values, settings = settings_now.read()
@@ -88,7 +93,7 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
     settings.start_log()
     # This handler counts until `serve` begins, which ends in order, with exit code 0.
     end_on_sigterm()
-    served = _Served(target, values["workers"], values["idle"], file)
+    served = _Served(target, values, file)
     try:
         with contextlib.ExitStack() as opened, settings.exit_on_errors(*_TOLD):
             reloader = Reloader(target) if options["reload"] else None
@@ -135,6 +140,8 @@ class _Settings:
             )
         if path is not None and "idle" in file.options:
             check_duration(path, "idle", file.options["idle"])
+        if path is not None and "sleep" in file.options:
+            check_sleep(path, "sleep", file.options["sleep"])
         # The command line wins over the file, and the file over the default.
         values = {**self._options, **{name: each for name, each in file.options.items() if name not in self._given}}
         server = {name: value for name, value in file.server.items() if name not in self._given}
@@ -147,10 +154,11 @@ class _Settings:
 class _Served:
     """The models of a file or module on a server."""
 
-    def __init__(self, target: str, workers: int, idle: str | None, file: ConfigFile) -> None:
+    def __init__(self, target: str, values: Mapping[str, Any], file: ConfigFile) -> None:
         self._target = target
-        self._workers = workers
-        self._idle = idle
+        self._workers: int = values["workers"]
+        self._idle: str | None = values["idle"]
+        self._sleep: str | None = values["sleep"]
         self._file = file
         # The models by name: where they are defined, and the arguments of `bind`.
         self._models: dict[str, dict[str, Any]] = {}
@@ -225,6 +233,12 @@ class _Served:
                     f"{signature.name} cannot sleep when it is idle, because a thread of the server's process serves "
                     f"it: give it a process of its own, with --workers 1, or leave out --idle"
                 )
+            sleep = self._file.sleep(signature.name, self._sleep)
+            if sleep == PARENT and idle_timeout_s is None:
+                raise UserCodeError(
+                    f"{signature.name} never sleeps, so sleep={PARENT!r} is of no use to it: say with --idle 5m after "
+                    "which time it does, or leave out --sleep"
+                )
             pinned = self._file.is_pinned(signature.name)
             if self._file.golden(signature.name) and not workers:
                 raise UserCodeError(
@@ -236,17 +250,15 @@ class _Served:
                     f"{signature.name} cannot be pinned, because a thread of the server's process serves it, which "
                     "never sleeps: leave out pinned, or give it a process of its own, with --workers 1"
                 )
+            options: dict[str, Any] = {
+                "idle_timeout_s": idle_timeout_s,
+                "sleep": sleep or PROCESS,
+                "pinned": pinned,
+                "golden": self._file.golden(signature.name),
+            }
             models[signature.name] = {
                 # Given by its place, because worker processes find an object by that.
-                "infer_func": model
-                if not workers
-                else ProcessWorker(
-                    place,
-                    copies=workers,
-                    idle_timeout_s=idle_timeout_s,
-                    pinned=pinned,
-                    golden=self._file.golden(signature.name),
-                ),
+                "infer_func": ProcessWorker(place, copies=workers, **options) if workers else model,
                 "inputs": signature.inputs,
                 "outputs": signature.outputs,
                 "config": self._file.configure(signature.name, signature.config),

@@ -9,7 +9,7 @@ from typing import Any
 from pytriton.decorators.serving import describe_tensors
 from pytriton.model_config.triton_model_config import TritonModelConfig
 from pytriton.server.models.definition import render_config_json
-from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.server.models.process_workers import PARENT, ProcessWorker
 from pytriton.server.models.service import WorkerService
 
 __all__ = ["ModelDescription", "TritonDescription", "describe_model"]
@@ -33,6 +33,8 @@ class ModelDescription:
     """Whether its workers have ended until a request comes; it is ready all the same."""
     idle_timeout_s: float | None = None
     """After how many seconds without a request that is so; None is never."""
+    has_parent: bool = False
+    """Whether its workers are forked from a parent when they wake, with `ProcessWorker(sleep="parent")`."""
     is_pinned: bool = False
     """Whether its workers run on although another model needs their memory."""
 
@@ -62,6 +64,7 @@ class ModelDescription:
         facts += [_counted(self.threads, "thread")] if self.threads else []
         facts += [_counted(self.processes, "process", "es")] if self.processes else []
         facts += [f"sleeps after {self.idle_timeout_s:g} s"] if self.idle_timeout_s is not None else []
+        facts += ["wakes from a parent"] if self.has_parent else []
         facts += ["pinned"] if self.is_pinned else []
         return ", ".join(facts)
 
@@ -102,6 +105,7 @@ def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescriptio
         is_ready=model.is_attached if is_running else None,
         is_asleep=is_running and model.is_asleep,
         idle_timeout_s=model.definition.idle_timeout_s,
+        has_parent=any(isinstance(each, ProcessWorker) and each.sleep == PARENT for each in model.definition.callables),
         is_pinned=model.definition.is_pinned,
     )
 

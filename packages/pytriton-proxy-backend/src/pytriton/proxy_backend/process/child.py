@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Protocol
 
@@ -146,14 +146,26 @@ StartProcess = Callable[[Launch, int, int, str], StartedProcess]
 
 def start_process(launch: Launch, channel: int, job: int, label: str) -> StartedProcess:
     """Start a worker process."""
+    return start_program(launch, _MAIN, [channel, job], label)
+
+
+def start_program(launch: Launch, module: str, descriptors: Sequence[int], *texts: str) -> StartedProcess:
+    """Start a module in a process that leads a group of its own.
+
+    Args:
+        launch: How.
+        module: Which.
+        descriptors: What it inherits; their numbers are its first arguments.
+        texts: Its other arguments.
+    """
     return _Spawned(
-        [*launch.command(), str(channel), str(job), label],
+        [*launch.command(module), *map(str, descriptors), *texts],
         env=launch.variables(),
         cwd=launch.working_dir,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        pass_fds=(channel, job),
+        pass_fds=descriptors,
         # Ctrl+C in a terminal signals the whole foreground group, but this program decides when a worker stops.
         # Processes that it starts end with its group.
         start_new_session=True,

@@ -30,7 +30,16 @@ from ..system.processes import describe_exit, quote_lines
 from ..system.threads import call_safely
 from .child import Launch
 
-__all__ = ["DESCRIPTORS", "MAX_MESSAGE", "ForkedProcess", "Forkserver", "ForkserverLostError", "Reply"]
+__all__ = [
+    "DESCRIPTORS",
+    "MAX_MESSAGE",
+    "ROOM",
+    "ForkRequests",
+    "ForkedProcess",
+    "Forkserver",
+    "ForkserverLostError",
+    "Reply",
+]
 
 MAX_MESSAGE = 4096
 """How long a packet may be."""
@@ -38,11 +47,12 @@ MAX_MESSAGE = 4096
 DESCRIPTORS = 4
 """The number of descriptors in a request for a process."""
 
+ROOM = "-" * 160
+"""Memory for the command line that the process shows of itself."""
+
 logger = logging.getLogger(__name__)
 
 _MAIN = "pytriton.proxy_backend.forkserver_main"
-# Memory for the command line that the process shows of itself.
-_ROOM = "-" * 160
 _MAX_LABEL = 1000
 # The same as for a worker process.
 _START_TIMEOUT_S = 300.0
@@ -64,6 +74,70 @@ class ForkserverLostError(OSError):
     """A forkserver does not answer; it seems to have ended."""
 
 
+class ForkRequests:
+    """This end of the connection by which one forkserver is asked for processes.
+
+    Attributes:
+        theirs: The other end, to be closed here when the forkserver has it.
+    """
+
+    def __init__(self) -> None:
+        self._control, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        close_in_child(self._control)
+        # One request at a time; the next waits for the answer.
+        self._lock = threading.Lock()
+
+    def await_ready(self) -> None:
+        """Wait until the forkserver answers.
+
+        Raises:
+            OSError: It does not, or has ended.
+        """
+        self._control.settimeout(_START_TIMEOUT_S)
+        try:
+            said = self._control.recv(MAX_MESSAGE)
+        except TimeoutError:
+            raise OSError(f"the forkserver of hosts was not ready within {_START_TIMEOUT_S:g} s") from None
+        if not said:
+            raise OSError("the forkserver of hosts has ended before it was ready")
+
+    def fork(self, channel: int, job: int, label: str) -> ForkedProcess:
+        """Make it fork a process.
+
+        Args:
+            channel: The descriptor of the process's end of its channel.
+            job: That of its job.
+            label: What `ps` shows of it.
+
+        Raises:
+            ForkserverLostError: It does not answer; it seems to have ended.
+            OSError: It cannot fork.
+        """
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(life.close)
+            theirs.callback(their_life.close)
+            output, their_output = os.pipe2(os.O_CLOEXEC)
+            theirs.callback(os.close, their_output)
+            forked = ForkedProcess(life, ours.enter_context(open(output, "rb", buffering=0)))
+            text = label[:_MAX_LABEL].encode(errors="replace")
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [text], [their_life.fileno(), channel, job, their_output])
+            except OSError as error:
+                # EBADF: another thread saw the end first, and closed the socket.
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
+                    raise
+                raise ForkserverLostError("the forkserver has ended") from None
+            ours.pop_all()
+        forked.begin()
+        return forked
+
+    def close(self) -> None:
+        """Ask for nothing more; a forkserver that has no forks ends by itself then."""
+        self._control.close()
+
+
 class Forkserver:
     """A process that hosts are forked from, one of its own for each way to start them."""
 
@@ -72,10 +146,8 @@ class Forkserver:
         self._working_dir = launch.working_dir
         self.variables = launch.variables()
         """The environment variables of it and all of its forks."""
-        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        close_in_child(self._control)
-        # One request at a time; the next waits for the answer.
-        self._lock = threading.Lock()
+        self._requests = ForkRequests()
+        self._theirs = self._requests.theirs
         self._process: subprocess.Popen[bytes] | _Forked | None = None
         self._error: OSError | None = None
         self._has_begun = threading.Event()
@@ -88,7 +160,7 @@ class Forkserver:
         self._thread.start()
         self._has_begun.wait()
         if self._error is not None:
-            self._control.close()
+            self._requests.close()
             raise self._error
         self._await_ready()
 
@@ -103,7 +175,7 @@ class Forkserver:
             pid = os.fork()
             if pid == 0:
                 try:
-                    self._control.close()
+                    self._requests.close()
                     code = main(self._theirs, messages)
                 except Exception:
                     # Code further up the stack would continue as the parent does.
@@ -120,44 +192,22 @@ class Forkserver:
         self._await_ready()
 
     def _await_ready(self) -> None:
-        self._control.settimeout(_START_TIMEOUT_S)
         try:
-            said = self._control.recv(MAX_MESSAGE)
-        except TimeoutError:
+            self._requests.await_ready()
+        except OSError:
             self.close()
-            raise OSError(f"the forkserver of hosts was not ready within {_START_TIMEOUT_S:g} s") from None
-        if not said:
-            self.close()
-            raise OSError("the forkserver of hosts has ended before it was ready")
+            raise
 
     def fork(self, channel: int, job: int, label: str) -> ForkedProcess:
         """Make it fork a process; `ForkserverLostError` means that it does not answer."""
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.callback(life.close)
-            theirs.callback(their_life.close)
-            output, their_output = os.pipe2(os.O_CLOEXEC)
-            theirs.callback(os.close, their_output)
-            forked = ForkedProcess(life, ours.enter_context(open(output, "rb", buffering=0)))
-            text = label[:_MAX_LABEL].encode(errors="replace")
-            try:
-                with self._lock:
-                    socket.send_fds(self._control, [text], [their_life.fileno(), channel, job, their_output])
-            except OSError as error:
-                # EBADF: another thread saw the end first, and closed the socket.
-                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
-                    raise
-                raise ForkserverLostError("the forkserver of hosts has ended") from None
-            ours.pop_all()
-        forked.begin()
-        return forked
+        return self._requests.fork(channel, job, label)
 
     def close(self) -> None:
         """End a forkserver that has no forks any more."""
         self._is_closing = True
         if self._process is not None:
             self._process.kill()
-        self._control.close()
+        self._requests.close()
         if self._thread.ident is not None:
             self._thread.join(_END_TIMEOUT_S)
 
@@ -170,7 +220,7 @@ class Forkserver:
         try:
             with _open_messages() as messages:
                 process = self._process = subprocess.Popen(
-                    [*self._command, str(self._theirs.fileno()), _ROOM],
+                    [*self._command, str(self._theirs.fileno()), ROOM],
                     env=self.variables,
                     cwd=self._working_dir,
                     stdin=subprocess.DEVNULL,
@@ -253,14 +303,14 @@ class ForkedProcess:
             kind, number = self._receive()
         except TimeoutError:
             self.close()
-            raise OSError(f"the forkserver of hosts has not forked within {_FORK_TIMEOUT_S:g} s") from None
+            raise OSError(f"the forkserver has not forked within {_FORK_TIMEOUT_S:g} s") from None
         if kind != Reply.BEGUN:
             self.close()
             if kind == Reply.FAILED:
                 raise OSError(number, os.strerror(number))
             if kind == Reply.ENDED:
-                raise OSError(f"the process that the forkserver of hosts has forked {describe_exit(number)} at once")
-            raise ForkserverLostError("the forkserver of hosts has not forked")
+                raise OSError(f"the process that the forkserver has forked {describe_exit(number)} at once")
+            raise ForkserverLostError("the forkserver has not forked")
         self.pid = number
 
     def has_ended(self) -> bool:

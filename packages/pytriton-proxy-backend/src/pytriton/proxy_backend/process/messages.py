@@ -12,6 +12,7 @@ from child  with
 =========== ================================================================================================
 hello       format, pid, python: the first message
 configured  config, changed: of a Python model, what its `auto_complete_config` has made of the configuration
+parent      keeps, reason: of a parent of workers, what its forks have: "weights", or "imports" and why no weights
 ready       the factory, or `initialize` of a Python model, has returned, and the warm-up is over
 golden      answer: an output of the warm-up, see `runtime.results.golden`; before `ready`, where the job asks for it
 attached    value: whether it is attached to the proxy backend
@@ -24,6 +25,9 @@ failed      stage ("load", "warm-up", "golden", "worker", "refused", "unrecovera
             another version
 done        nothing: it has detached, and the interpreter ends
 =========== ================================================================================================
+
+A parent of workers says hello, parent, ready, record and failed alone. It is asked for forks over a socket of its own,
+see `process.forkserver`, for which FORMAT counts as well.
 
 The parent sends `stop` with timeout_s, and after `configured` `serve`, with the fields of `PythonModelServing`.
 

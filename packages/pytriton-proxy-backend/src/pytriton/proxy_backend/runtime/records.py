@@ -49,6 +49,11 @@ class RecordHandler(logging.Handler):
         self._send_message = send
         self._pid = os.getpid()
 
+    def take_over(self, send: Callable[..., object]) -> None:
+        """In a forked child that has a parent of its own to tell: send its records there."""
+        self._send_message = send
+        self._pid = os.getpid()
+
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record."""
         try:

@@ -31,6 +31,14 @@ def unrecoverable_errors() -> tuple[type[BaseException], ...]:
     return () if exceptions is None else (exceptions.PyTritonUnrecoverableError,)
 
 
+def import_all(model: ModelSpec) -> None:
+    """Import what the other functions would, for a process whose forks shall find it."""
+    unrecoverable_errors()
+    _optional("pytriton.model_config.warmup")
+    if _optional("pytriton.decorators.serving") is not None:
+        _served_config(model)
+
+
 def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any = None) -> contextvars.Context:
     """Make the context of a callable, in which the decorators find its model."""
     context = contextvars.copy_context()

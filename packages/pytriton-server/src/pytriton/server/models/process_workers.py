@@ -18,10 +18,14 @@ from pytriton.proxy_backend.description import render_description
 from pytriton.proxy_backend.process.child import Launch
 from pytriton.proxy_backend.process.log import WORKER_LOGGER
 from pytriton.proxy_backend.process.messages import WorkerJob, find_not_json
+from pytriton.proxy_backend.process.parent_process import ForkedWorkerProcess, ParentProcesses
 from pytriton.proxy_backend.process.worker_process import RestartLimits, WorkerProcess
 from pytriton.proxy_backend.worker.loading import target_of
 
 __all__ = [
+    "PARENT",
+    "PROCESS",
+    "SLEEPS",
     "Environment",
     "FallbackWorker",
     "ProcessWorker",
@@ -33,6 +37,10 @@ __all__ = [
 
 Environment = Mapping[str, "str | Sequence[str | None] | None"] | Sequence[Mapping[str, str | None]]
 """Variables by name; a list has one value for each copy. Or one mapping for each copy."""
+
+PROCESS, PARENT = "process", "parent"
+SLEEPS = (PROCESS, PARENT)
+"""What is said of a model that sleeps: all of its processes end, or one stays to fork them from."""
 
 MAX_COPIES = 1024
 
@@ -107,6 +115,9 @@ class ProcessWorker:
             the model stays ready, and its next request starts them again, and waits for them as long as
             `ModelConfig.attach_timeout_s` says. None lets them run, unless the server has a memory budget and another
             model needs their memory.
+        sleep: What stays of it meanwhile: "process" is nothing; "parent" is a process that has imported what the
+            factory needs, and has called it where that does no harm to forks, from which the others are forked: they
+            start many times faster, and share its memory. It needs `idle_timeout_s`.
         pinned: Whether they run on although another model needs their memory, see `Triton(memory_budget=...)`.
         golden: Whether a process that is started again, after a sleep or an end, has to give the answers to
             `ModelConfig.model_warmup` that the first one gave, before it serves callers; one that does not counts as
@@ -131,6 +142,7 @@ class ProcessWorker:
         crash_window_s: float = 60.0,
         start_timeout_s: float = 300.0,
         idle_timeout_s: float | None = None,
+        sleep: str = PROCESS,
         pinned: bool = False,
         golden: bool | float = False,
     ) -> None:
@@ -158,6 +170,8 @@ class ProcessWorker:
         """When a process is started again, and when it is given up."""
         self.idle_timeout_s = None if idle_timeout_s is None else _seconds("idle_timeout_s", idle_timeout_s)
         """After how long without a request the processes end, in seconds; None is never."""
+        self.sleep = _checked_sleep(sleep, self.idle_timeout_s)
+        """What stays of them then: nothing of "process", a process to fork them from of "parent"."""
         self.pinned = _checked_pinned(pinned, idle_timeout_s)
         """Whether they run on although another model needs their memory."""
         self.golden = _checked_tolerance(golden)
@@ -233,11 +247,12 @@ def make_worker_process(
     spec: ModelSpec,
     config: ModelConfig,
     endpoint: Path,
+    parents: ParentProcesses,
     trace_config: Sequence[str],
     on_unrecoverable: Callable[[BaseException], None],
     on_given_up: Callable[[WorkerProcessError], None],
 ) -> WorkerProcess:
-    """Make one worker process, without starting it."""
+    """Make one worker process, without starting it; what it may be forked from is one of the parents."""
     logger = logging.getLogger(f"{WORKER_LOGGER}{spec.name}.{number}")
     job = WorkerJob(
         target=described.target,
@@ -261,15 +276,17 @@ def make_worker_process(
         start_timeout_s=described.limits.start_timeout_s + warmup_s,
         silence_timeout_s=None if timeout_s is None else float(timeout_s) + _SILENCE_MARGIN_S,
     )
-    return WorkerProcess(
-        job,
-        spec.name,
-        number,
-        launch=described.launch(copy),
-        limits=limits,
-        on_unrecoverable=lambda text: on_unrecoverable(PyTritonUnrecoverableError(text)),
-        on_given_up=on_given_up,
-    )
+    launch = described.launch(copy)
+    options: dict[str, Any] = {
+        "launch": launch,
+        "limits": limits,
+        "on_unrecoverable": lambda text: on_unrecoverable(PyTritonUnrecoverableError(text)),
+        "on_given_up": on_given_up,
+    }
+    if described.sleep != PARENT:
+        return WorkerProcess(job, spec.name, number, **options)
+    parent = parents.find(job, spec.name, number, launch=launch, limits=described.limits)
+    return ForkedWorkerProcess(job, spec.name, number, parent=parent, **options)
 
 
 def _warmups(config: ModelConfig) -> list[dict[str, Any]]:
@@ -342,6 +359,16 @@ def _rejected(parameter: str, value: object, rule: str, why: str = "") -> PyTrit
     field = f"ProcessWorker.{parameter}"
     text = f"{field} must be {rule}; got {value!r}." + (f" {why}" if why else "")
     return PyTritonBadParameterError(text, parameter=field, value=value, rule=rule)
+
+
+def _checked_sleep(sleep: Any, idle_timeout_s: float | None) -> str:
+    if not isinstance(sleep, str) or sleep not in SLEEPS:
+        raise _rejected("sleep", sleep, " or ".join(map(repr, SLEEPS)))
+    if sleep == PARENT and idle_timeout_s is None:
+        raise _rejected(
+            "sleep", sleep, f"{PROCESS!r} without idle_timeout_s", "Say with idle_timeout_s when the processes end."
+        )
+    return sleep
 
 
 def _checked_target(factory: Any) -> str:

@@ -14,6 +14,7 @@ from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.process.budget import Account, MemoryBudget
+from pytriton.proxy_backend.process.parent_process import ParentProcesses
 from pytriton.proxy_backend.process.sleep import Sleep, SleepState
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
@@ -162,6 +163,7 @@ class ModelWorkers:
         """
         if self._fallback is None:
             self._fallback = FallbackWorker(self._spec, endpoint)
+        parents = ParentProcesses()
         for place in range(described.copies):
             self._add(
                 make_worker_process(
@@ -171,6 +173,7 @@ class ModelWorkers:
                     spec=self._spec,
                     config=self._config,
                     endpoint=endpoint,
+                    parents=parents,
                     trace_config=trace_config,
                     on_unrecoverable=on_unrecoverable,
                     on_given_up=self._on_given_up,
