@@ -694,6 +694,11 @@ def coverage(runner: Runner, arguments: Sequence[str]) -> int:
     return runner.finish()
 
 
+def mutants(runner: Runner, arguments: Sequence[str]) -> int:
+    """Change a module of sources in small ways, one at a time, and list the changes that its tests do not notice."""
+    return prepare(runner) or runner.hatch("run", "mutants:python", "tools/mutants.py", *arguments)
+
+
 def lint(runner: Runner, _arguments: Sequence[str]) -> int:
     """Check style, imports, types and the files of deploy/."""
     check_sources(runner)
@@ -779,6 +784,7 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
     "lowest": lowest,
     "soak": soak,
     "coverage": coverage,
+    "mutants": mutants,
     "run": run,
 }
 

@@ -1,16 +1,20 @@
-"""`tools/skips.py`: which skipped tests CI allows."""
+"""`tools/skips.py`: which skipped tests CI allows. `tools/mutants.py`: its tests and its score."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 
 from support.paths import ROOT, load_program
 
+PACKAGE = Path("packages/pytriton-decorators")
+CHANGED = PACKAGE / "src/pytriton/decorators/_casts.py"
 TESTS = """
 import pytest
 
@@ -74,3 +78,43 @@ def test_what_a_lone_distribution_lacks_is_allowed_there_alone(skips: Any) -> No
     for step, is_allowed in (("alone-client", True), ("python3.11", False)):
         skip = skips.Skip(step, "test", "could not import 'ml_dtypes': No module named 'ml_dtypes'")
         assert (skips.why_allowed(skip, entries, has_programs=True) is not None) is is_allowed
+
+
+@pytest.fixture
+def mutants(tmp_path: Path) -> Any:
+    program: Any = load_program(ROOT / "tools" / "mutants.py")
+    program.FOLDER = tmp_path / "mutants"
+    return program
+
+
+def test_the_tests_of_the_nearest_folder(mutants: Any) -> None:
+    assert mutants.mirrored(CHANGED) == PACKAGE / "tests/decorators"
+    # Rooms have an underscore, and the folders of their tests have none.
+    assert mutants.mirrored(PACKAGE / "src/pytriton/decorators/_calls") == PACKAGE / "tests/decorators/calls"
+    for path, problem in (("docs", "below packages"), (str(PACKAGE / "src/nothing.py"), "below packages")):
+        with pytest.raises(mutants.MutantsError, match=problem):
+            mutants.mirrored(Path(path))
+
+
+def test_the_score(mutants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = []
+
+    def run(command: list[str], cwd: Path, **_: Any) -> Any:
+        ran.append(command[3:])
+        if "export-cicd-stats" in command:
+            counts = {"killed": 5, "timeout": 1, "segfault": 0, "suspicious": 0, "survived": 2, "no_tests": 2}
+            (cwd / "mutants").mkdir()
+            (cwd / "mutants" / "mutmut-cicd-stats.json").write_text(json.dumps({**counts, "skipped": 0, "total": 10}))
+        return subprocess.CompletedProcess(command, 0, stdout="one: survived")
+
+    monkeypatch.setattr(mutants.subprocess, "run", run)
+    asked = [str(CHANGED), "--children", "1", "--floor"]
+    assert mutants.main([*asked, "60"]) == 0
+    assert ran == [["run", "--max-children", "1"], ["export-cicd-stats"], ["results"]]
+    assert "one: survived\n" in (said := capsys.readouterr().out)
+    assert "60.0 % of 10 mutants were noticed; 2 live, and 2 are in functions that these tests do not call" in said
+    assert mutants.main([*asked, "61"]) == 1
+    settings = tomli.loads((mutants.FOLDER / "pyproject.toml").read_text())["tool"]["mutmut"]
+    assert settings["only_mutate"] == ["src/pytriton/decorators/_casts.py"]
+    assert settings["pytest_add_cli_args_test_selection"] == ["packages/pytriton-decorators/tests/decorators"]
+    assert (mutants.FOLDER / "src/pytriton/decorators/_casts.py").is_file()
