@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from pytriton.model_config._checks import (
     INT32_MAX,
@@ -16,7 +17,7 @@ from pytriton.model_config.common import DynamicBatcher, ModelWarmup
 from pytriton.model_config.cost import Cost
 from pytriton.model_config.warmup import TensorLike
 
-__all__ = ["ModelConfig"]
+__all__ = ["ModelConfig", "ModelOptions"]
 
 
 @dataclass
@@ -142,3 +143,22 @@ class ModelConfig:
                 raise parameter_error(f"{name}[{index}]", warmup, "a ModelWarmup")
             limit = self.max_batch_size if self.batching else None
             warmup.validate(limit, specs, where=f"{name}[{index}]")
+
+
+class ModelOptions(TypedDict, total=False):
+    """The fields of `ModelConfig` that do not follow from the function: the options of `@model`."""
+
+    max_batch_size: int
+    batcher: DynamicBatcher | None
+    cost: Cost | None
+    response_cache: bool
+    model_warmup: list[ModelWarmup] | None
+    arena_budget_bytes: int
+    attach_timeout_s: float
+    send_tracebacks: bool
+    warmup_timeout_s: float
+    execution_timeout_s: float | None
+    repeatable: bool
+    stream_backlog_bytes: int
+    stream_stall_timeout_s: float | None
+    parameters: Mapping[str, str]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pytriton.decorators._calls.wrapping import undecorated
 from pytriton.decorators._hints.adapters import make_infer_func
 from pytriton.decorators._hints.signatures import ModelSignature, SignatureToCome, layer_of_requests, make_signature
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.model_config.common import DynamicBatcher, ModelWarmup
-from pytriton.model_config.cost import Cost
+from pytriton.model_config.model_config import ModelOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,25 +20,6 @@ __all__ = ["ModelOptions", "find_signature", "get_model_signature", "load_infer_
 _ATTRIBUTE = "__pytriton_model__"
 
 ModelT = TypeVar("ModelT", bound=Callable[..., Any])
-
-
-class ModelOptions(TypedDict, total=False):
-    """The fields of `ModelConfig` that do not follow from the function."""
-
-    max_batch_size: int
-    batcher: DynamicBatcher | None
-    cost: Cost | None
-    response_cache: bool
-    model_warmup: list[ModelWarmup] | None
-    arena_budget_bytes: int
-    attach_timeout_s: float
-    send_tracebacks: bool
-    warmup_timeout_s: float
-    execution_timeout_s: float | None
-    repeatable: bool
-    stream_backlog_bytes: int
-    stream_stall_timeout_s: float | None
-    parameters: Mapping[str, str]
 
 
 @overload

@@ -17,6 +17,8 @@ from pytriton.proxy.tracers import use_worker_tracer
 from pytriton.proxy_backend import (
     ModelSpec,
 )
+from pytriton.proxy_backend.settings import ProxySettings
+from pytriton.proxy_backend.wire.settings import setting_fields
 from pytriton.server.models.arguments import (
     InferFunc,
     Servable,
@@ -37,6 +39,8 @@ from pytriton.server.models.warmup import WarmupBatches
 __all__ = ["ModelDefinition", "render_config", "render_config_json", "triton_part"]
 
 _SHORT_NAME_LENGTH = 12
+# The settings of a proxy that servers without one obey as well.
+_OBEYED_IN_PROCESS = {"batching", "decoupled", "execution_timeout_s"}
 
 logger = logging.getLogger(__name__)
 
@@ -155,11 +159,9 @@ class ModelDefinition:
     @property
     def settings_of_workers(self) -> list[str]:
         """The options of its `ModelConfig` that are about workers, as far as they were given."""
-        names = (
-            *("arena_budget_bytes", "attach_timeout_s", "repeatable"),
-            *("stream_backlog_bytes", "stream_stall_timeout_s"),
-        )
-        return [name for name in names if getattr(self.config, name) != getattr(ModelConfig, name)]
+        names = [field.name for field in setting_fields(ProxySettings) if hasattr(ModelConfig, field.name)]
+        of_workers = [name for name in names if name not in _OBEYED_IN_PROCESS]
+        return [name for name in of_workers if getattr(self.config, name) != getattr(ModelConfig, name)]
 
     @property
     def warmup_timeout_s(self) -> float:
