@@ -6,14 +6,15 @@ Those of a process lie in memory that its parent has as well: what was counted s
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import threading
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import monotonic_ns
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -100,27 +101,17 @@ class WorkerStatistics:
 
 def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStatistics:
     """Return the sum of the counts of two workers."""
-    return WorkerStatistics(
-        requests=one.requests + other.requests,
-        batches=one.batches + other.batches,
-        failed_requests={
-            kind: one.failed_requests.get(kind, 0) + count for kind, count in other.failed_requests.items()
-        },
-        cancelled_requests=one.cancelled_requests + other.cancelled_requests,
-        rows=_joined(one.rows, other.rows),
-        callable_seconds=_joined(one.callable_seconds, other.callable_seconds),
-        first_response_seconds=_joined(one.first_response_seconds, other.first_response_seconds),
-        queued_seconds=one.queued_seconds + other.queued_seconds,
-        input_bytes=one.input_bytes + other.input_bytes,
-        output_bytes=one.output_bytes + other.output_bytes,
-        costs=_joined(one.costs, other.costs),
-        padding=one.padding + other.padding,
-    )
+    names = [field.name for field in fields(WorkerStatistics)]
+    return WorkerStatistics(**{name: _sum(getattr(one, name), getattr(other, name)) for name in names})
 
 
-def _joined(one: Histogram, other: Histogram) -> Histogram:
-    counts = tuple(first + second for first, second in zip(one.counts, other.counts, strict=True))
-    return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, Histogram):
+        counts = tuple(map(operator.add, one.counts, other.counts))
+        return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
+    if isinstance(one, Mapping):
+        return {kind: one.get(kind, 0) + count for kind, count in other.items()}
+    return one + other
 
 
 # The places of the running numbers in `Counters.numbers`. The accelerator has those up to `_ACCELERATED`, too.
