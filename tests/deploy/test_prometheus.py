@@ -47,8 +47,8 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 # Their samples have further names.
 HISTOGRAMS = {"pytriton_callable_seconds", "pytriton_first_response_seconds"}
 # What Prometheus itself knows of what it scrapes.
-# The second one is there with models that may sleep.
-OWN = {"up", "pytriton_worker_asleep"}
+# The second one is there with models whose warm-up is compared.
+OWN = {"up", "pytriton_worker_golden_failures_total"}
 _NAME = re.compile(r"\b(?:nv|pytriton|process)_[a-z_]+\b|\bup\b")
 
 
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFile]:
     app = tmp_path_factory.mktemp("app") / "app.py"
     app.write_text(APP)
     with short_home() as home:
-        server = ServedFile(app, home, "--workers=1")
+        server = ServedFile(app, home, "--workers=1", "--memory-budget=4GiB")
         with server.running():
             ask(server)
             yield server

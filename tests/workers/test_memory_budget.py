@@ -8,6 +8,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -329,3 +332,44 @@ def test_settings_for_workers_that_are_not_there() -> None:
 )
 def test_sizes_of_memory(text: Any, size: int) -> None:
     assert read_size(text) == size
+
+
+def test_what_models_under_a_budget_take_is_to_be_seen() -> None:
+    config = local_config(allow_metrics=True, metrics_port=0, metrics_address="127.0.0.1")
+    with short_home(), running(Triton(config=config, memory_budget="150MiB")) as triton:
+        bind(triton, "a", 2.0, 60)
+        bind(triton, "b", 3.0, 60)
+        triton.bind("thread", identity, X, Y)
+        assert infer(triton.http_url, "a", 3.0) == [6.0]
+        eventually(partial(is_asleep, triton, "b"))
+        metrics = urlsplit(str(triton.metrics_url))
+        page = call(f"http://{metrics.netloc}", "GET", "/metrics")[1]
+        lines = [line.rpartition(" ") for line in page.splitlines() if line.startswith("pytriton_m")]
+        found = {name: float(value) for name, _, value in lines}
+        a, b = '{model="a",version="1"}', '{model="b",version="1"}'
+        assert 60 * MIB < found[f"pytriton_model_memory_bytes{a}"] < 120 * MIB
+        eventually(lambda: used_bytes() < 120 * MIB)
+        assert found[f"pytriton_model_wake_seconds_count{a}"] == 1
+        assert found[f"pytriton_model_wake_seconds_count{b}"] == 0
+        assert found[f"pytriton_model_wakes_refused_total{a}"] == 0
+        assert abs(found[f"pytriton_model_last_used_timestamp_seconds{a}"] - time.time()) < PATIENCE_S
+        assert found["pytriton_memory_budget_bytes"] == 150 * MIB
+        assert found["pytriton_memory_budget_used_bytes"] >= found[f"pytriton_model_memory_bytes{a}"]
+        # Nothing is said of a model that never sleeps.
+        assert 'pytriton_model_memory_bytes{model="thread"' not in page
+        told = triton.describe()
+        assert told.memory_budget_bytes == 150 * MIB
+        first, second, third = told.models
+        assert (first.wake_ups, second.wake_ups, third.wake_ups) == (1, 0, 0)
+        assert first.wake_p50_s is not None
+        assert third.memory_bytes is None
+        assert re.search(r"ready, \d+(\.\d)? MiB, woken 1 time in \S+ s \(p95 \S+ s\), ", str(told))
+        assert re.search(r"memory of worker processes: [\d.]+ MiB of 150 MiB$", str(told))
+        listed = subprocess.run(
+            [sys.executable, "-m", "pytriton", "models", str(triton.http_url), f"--metrics-port={metrics.port}",
+             f"--access-token={triton.get_access_token()}"],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert re.search(r"^a +READY .* [\d.]+ MiB +\d+ (s|min) ago +1 x \S+ s  ", listed, re.MULTILINE), listed
+        assert re.search(r"^b +ASLEEP .* - +\d+ (s|min) ago +-  ", listed, re.MULTILINE), listed
+        assert re.search(r"^thread +READY .* - +- +-  ", listed, re.MULTILINE), listed

@@ -117,8 +117,7 @@ def test_no_request_is_lost_between_falling_asleep_and_waking(triton: Triton, bi
             values = [float(chance.randrange(1, 1000)) for _ in range(4)]
             answers = list(callers.map(lambda value: infer(triton.http_url, "m", value), values))
             assert answers == [[2 * value] for value in values]
-            assert model.workers._sleep is not None
-            wake_ups = model.workers._sleep.wake_ups
+            wake_ups = model.workers.totals.wakes.seconds.count
 
 
 def test_workers_that_are_killed_while_they_fall_asleep_and_wake(triton: Triton, bind: Callable[..., None]) -> None:

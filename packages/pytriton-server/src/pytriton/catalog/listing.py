@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import parse_model_config
+from pytriton.proxy_backend.process.budget import size_text
 from pytriton.server.control.http import Control, ControlError, VersionState, fetch
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "NOT_READY",
     "Counts",
     "ListedModel",
+    "ModelUse",
     "Tables",
     "find_spec",
     "find_versions",
@@ -25,13 +28,14 @@ __all__ = [
     "list_models",
     "models_as_json",
     "models_as_text",
-    "read_asleep",
+    "read_sleep",
     "read_tables",
     "with_sleep",
 ]
 
 _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
-_NUMBERS = ("OK", "FAILED", "AVERAGE")
+_USE = ("MEMORY", "USED", "WOKEN")
+_NUMBERS = ("OK", "FAILED", "AVERAGE", *_USE)
 _UNKNOWN = "-"
 NOT_READY = "NOT READY"
 """The state of a version that is loaded but has no worker."""
@@ -41,6 +45,7 @@ _ASLEEP_REASON = "no request came for a while, so its workers have ended; the ne
 _WORKER_ASLEEP = re.compile(
     r'^pytriton_worker_asleep\{model="([^"]*)",version="(\d+)",worker="\d+"\} (\S+)$', re.MULTILINE
 )
+_USES = re.compile(r'^(pytriton_model_\w+)\{model="([^"]*)",version="\d+"\} (\S+)$', re.MULTILINE)
 _METRICS_TIMEOUT_S = 2.0
 _METRICS_BYTES = 32 << 20
 _NOT_READY_REASON = "no worker is attached, or the model says so itself"
@@ -60,6 +65,8 @@ class ListedModel:
     """Why there is no `spec`."""
     counts: "Counts | None"
     """How many requests it has answered; None if the server does not say."""
+    use: "ModelUse | None" = None
+    """How its worker processes are used; None where they never sleep, or the server does not say."""
 
     @property
     def state(self) -> str:
@@ -89,6 +96,47 @@ class Counts:
     def average_ms(self) -> float | None:
         """How long a request that succeeded was in the server in the mean; None without any."""
         return self.nanoseconds / self.succeeded / 1e6 if self.succeeded else None
+
+
+@dataclass
+class ModelUse:
+    """What all versions of a model that may sleep take, and how often they were woken."""
+
+    memory_bytes: float = 0
+    last_used: float = 0.0
+    """When somebody called it last, as seconds of the Unix epoch."""
+    wake_ups: float = 0
+    wake_s: float = 0.0
+    """How long all wake-ups took together, in seconds."""
+
+    def take(self, name: str, value: float) -> None:
+        """Take a sample of a page of metrics."""
+        if name == "pytriton_model_memory_bytes":
+            self.memory_bytes += value
+        elif name == "pytriton_model_last_used_timestamp_seconds":
+            self.last_used = max(self.last_used, value)
+        elif name == "pytriton_model_wake_seconds_count":
+            self.wake_ups += value
+        elif name == "pytriton_model_wake_seconds_sum":
+            self.wake_s += value
+
+    @property
+    def memory(self) -> str:
+        """The memory for people; `-` without any."""
+        return size_text(int(self.memory_bytes)) if self.memory_bytes else _UNKNOWN
+
+    @property
+    def woken(self) -> str:
+        """How often it was woken, and how long that took in the mean."""
+        return f"{self.wake_ups:.0f} x {self.wake_s / self.wake_ups:.3g} s" if self.wake_ups else _UNKNOWN
+
+    def used(self, now: float) -> str:
+        """How long ago it was used, for people."""
+        seconds = max(0.0, now - self.last_used)
+        for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+            if seconds >= size:
+                return f"{seconds / size:.0f} {unit} ago"
+        return f"{seconds:.0f} s ago"
 
 
 @dataclass(frozen=True)
@@ -154,13 +202,19 @@ def models_as_text(models: Sequence[ListedModel]) -> str:
     """Return the models as a table."""
     if not models:
         return "The server has no models."
-    rows = [_TITLES, *(_row(model) for model in models)]
+    titles: tuple[str, ...] = _TITLES
+    rows = [_row(model) for model in models]
+    if any(model.use for model in models):
+        now = time.time()
+        titles = (*titles[:-1], *_USE, titles[-1])
+        rows = [(*row[:-1], *_use_cells(model.use, now), row[-1]) for row, model in zip(rows, models, strict=True)]
+    rows = [titles, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
             cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
-            for title, cell, width in zip(_TITLES, row, widths, strict=True)
+            for title, cell, width in zip(titles, row, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
@@ -194,8 +248,12 @@ def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None
         return None, error
 
 
-def read_asleep(host: str, port: int) -> frozenset[tuple[str, int]]:
-    """Return names and versions of the models that sleep, as a page of metrics says; none if it cannot be read."""
+def read_sleep(host: str, port: int) -> tuple[frozenset[tuple[str, int]], dict[str, ModelUse]]:
+    """Return what a page of metrics says of models that may sleep; nothing if it cannot be read.
+
+    Returns:
+        Names and versions of those that sleep, and by its name how each of them is used.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=_METRICS_TIMEOUT_S)
     try:
         status, page = fetch(
@@ -208,12 +266,16 @@ def read_asleep(host: str, port: int) -> frozenset[tuple[str, int]]:
             max_bytes=_METRICS_BYTES,
         )
     except (OSError, http.client.HTTPException):
-        return frozenset()
+        return frozenset(), {}
     finally:
         connection.close()
-    found = _WORKER_ASLEEP.findall(page.decode(errors="replace")) if status == http.HTTPStatus.OK else []
+    text = page.decode(errors="replace") if status == http.HTTPStatus.OK else ""
+    found = _WORKER_ASLEEP.findall(text)
     awake = {(name, int(version)) for name, version, value in found if float(value) == 0}
-    return frozenset((name, int(version)) for name, version, _ in found) - awake
+    uses: dict[str, ModelUse] = {}
+    for metric, name, value in _USES.findall(text):
+        uses.setdefault(name, ModelUse()).take(metric, float(value))
+    return frozenset((name, int(version)) for name, version, _ in found) - awake, uses
 
 
 def with_sleep(model: ListedModel, asleep: Collection[tuple[str, int]]) -> ListedModel:
@@ -247,7 +309,7 @@ def find_spec(control: Control, name: str, versions: Iterable[VersionState]) -> 
 
 def _row(model: ListedModel) -> tuple[str, ...]:
     counts = model.counts
-    numbers = [_UNKNOWN] * len(_NUMBERS)
+    numbers = [_UNKNOWN] * (len(_NUMBERS) - len(_USE))
     if counts is not None:
         average = _UNKNOWN if counts.average_ms is None else f"{counts.average_ms:,.2f} ms"
         numbers = [f"{counts.succeeded:,}", f"{counts.failed:,}", average]
@@ -258,6 +320,10 @@ def _row(model: ListedModel) -> tuple[str, ...]:
         *numbers,
         " ".join(model.problem.split()) if model.spec is None else describe_signature(model.spec),
     )
+
+
+def _use_cells(use: ModelUse | None, now: float) -> tuple[str, str, str]:
+    return (_UNKNOWN,) * 3 if use is None else (use.memory, use.used(now), use.woken)
 
 
 def _as_json(model: ListedModel) -> dict[str, Any]:
@@ -280,6 +346,14 @@ def _as_json(model: ListedModel) -> dict[str, Any]:
         "statistics": None
         if counts is None
         else {"succeeded": counts.succeeded, "failed": counts.failed, "average_ms": counts.average_ms},
+        "use": None
+        if model.use is None
+        else {
+            "memory_bytes": int(model.use.memory_bytes),
+            "last_used": model.use.last_used,
+            "wake_ups": int(model.use.wake_ups),
+            "wake_s": model.use.wake_s,
+        },
     }
 
 

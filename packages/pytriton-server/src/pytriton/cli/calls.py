@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -55,7 +56,7 @@ def models(
     ] = False,
 ) -> None:
     """List the models of a server: state, versions, requests, signature."""
-    from pytriton.catalog.listing import list_models, models_as_json, models_as_text, read_asleep, with_sleep
+    from pytriton.catalog.listing import list_models, models_as_json, models_as_text, read_sleep, with_sleep
     from pytriton.catalog.openapi import describe_openapi
     from pytriton.client.management import TritonUrl
 
@@ -71,8 +72,8 @@ def models(
         if openapi:
             typer.echo(json.dumps(describe_openapi(found, parsed.with_scheme), indent=2))
         else:
-            asleep = read_asleep(parsed.hostname, metrics_port)
-            found = [with_sleep(each, asleep) for each in found]
+            asleep, uses = read_sleep(parsed.hostname, metrics_port)
+            found = [replace(with_sleep(each, asleep), use=uses.get(each.name)) for each in found]
             typer.echo(models_as_json(found) if as_json else models_as_text(found))
 
 

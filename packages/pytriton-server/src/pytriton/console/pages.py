@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,6 +317,7 @@ class _ModelPage(_Page):
         self._charts = _Charts(name)
         with ui.element("div").classes("c-box") as self._workers_box:
             ui.label("Workers").classes("c-h")
+            self._use = ui.label("").classes("c-quiet c-use")
             names = ("worker", "state", "pid", "busy", "requests", "errors", "crashes")
             self._workers = ui.table(
                 rows=[],
@@ -364,6 +366,10 @@ class _ModelPage(_Page):
         self._charts(history, {self._name: history})
         mine = [worker for worker in view.workers if worker.model == self._name]
         self._workers_box.set_visibility(bool(mine))
+        use = None if model is None else model.use
+        self._use.set_visibility(use is not None)
+        if use is not None:
+            self._use.set_text(f"Memory: {use.memory}. Last used: {use.used(time.time())}. Woken: {use.woken}.")
         self._workers.rows = [_worker_row(worker) for worker in mine]
         if spec != self._spec:
             self._spec = spec

@@ -11,6 +11,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pytriton.catalog.listing import ModelUse
+
 __all__ = ["ModelCounts", "Point", "Sample", "WorkerCounts", "read_metrics", "read_statistics", "since", "total"]
 
 _QUANTILES = {"0.5": "p50", "0.99": "p99"}
@@ -125,6 +127,8 @@ class Sample:
     """On a clock that never goes back."""
     models: dict[str, ModelCounts] = field(default_factory=dict)
     workers: dict[tuple[str, str, int], WorkerCounts] = field(default_factory=dict)
+    uses: dict[str, ModelUse] = field(default_factory=dict)
+    """How the worker processes of models that may sleep are used."""
     has_metrics: bool = False
     """Whether it is from a page of metrics, not from Triton's statistics alone."""
 
@@ -237,6 +241,8 @@ def _take(sample: Sample, name: str, labels: Mapping[str, str], value: float) ->
         return
     if name == "pytriton_responses" and labels["model"]:
         _add(sample.models.setdefault(labels["model"], ModelCounts()).outcomes, {labels["outcome"]: value})
+    if name.startswith("pytriton_model_") and "le" not in labels:
+        sample.uses.setdefault(labels["model"], ModelUse()).take(name, value)
     if "worker" not in labels:
         return
     key = (labels["model"], labels.get("version", ""), int(labels["worker"]))

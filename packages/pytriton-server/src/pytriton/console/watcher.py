@@ -237,7 +237,7 @@ class Watcher:
         named = [(worker.model, worker.version, worker.asleep) for worker in workers if worker.version.isdecimal()]
         awake = {(name, int(version)) for name, version, is_asleep in named if not is_asleep}
         asleep = {(name, int(version)) for name, version, _ in named} - awake
-        models = [with_sleep(model, asleep) for model in models]
+        models = [replace(with_sleep(model, asleep), use=sample.uses.get(model.name)) for model in models]
         if len(models) > MOST_MODELS:
             notes.append(f"{len(models):,} models are there, {MOST_MODELS:,} of them are shown.")
         return View(

@@ -31,7 +31,7 @@ from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import describe_as_html, say_ready
 from pytriton.triton._bound_models import WAIT_FORM_MODEL_TIMEOUT_S, BoundModels
-from pytriton.triton._description import TritonDescription, describe_model
+from pytriton.triton._description import TritonDescription, describe_model, describe_triton
 from pytriton.triton._life import ServerLife, check_may_start
 from pytriton.triton._registry import make_alias
 
@@ -298,7 +298,7 @@ class TritonBase(abc.ABC):
         """Return what is served and where, whether the server runs or not. From any thread."""
         is_running = self.is_connected()
         models = tuple(describe_model(model, is_running=is_running) for model in list(self._models.values()))
-        return TritonDescription(models, is_running, self._life.start_s)
+        return describe_triton(models, self._budget, is_running=is_running, start_s=self._life.start_s)
 
     def serve(
         self,

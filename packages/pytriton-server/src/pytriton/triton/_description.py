@@ -8,11 +8,12 @@ from typing import Any
 
 from pytriton.decorators.serving import describe_tensors
 from pytriton.model_config.triton_model_config import TritonModelConfig
+from pytriton.proxy_backend.process.budget import MemoryBudget, size_text
 from pytriton.server.models.definition import render_config_json
 from pytriton.server.models.process_workers import PARENT, ProcessWorker
 from pytriton.server.models.service import WorkerService
 
-__all__ = ["ModelDescription", "TritonDescription", "describe_model"]
+__all__ = ["ModelDescription", "TritonDescription", "describe_model", "describe_triton"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ class ModelDescription:
     """After how many seconds without a request that is so; None is never."""
     has_parent: bool = False
     """Whether its workers are forked from a parent when they wake, with `ProcessWorker(sleep="parent")`."""
+    memory_bytes: int | None = None
+    """What its worker processes take, of what they share with others their part (PSS); None where it may not sleep and
+    there is no memory budget, and while the server does not run."""
+    last_used: float | None = None
+    """When somebody called it last, or it came awake, as seconds of the Unix epoch; None likewise."""
+    wake_ups: int = 0
+    """How often it was woken."""
+    wake_p50_s: float | None = None
+    """The time within which half of its wake-ups were over, in seconds; None without any."""
+    wake_p95_s: float | None = None
+    """The time within which 95 of 100 were."""
     is_pinned: bool = False
     """Whether its workers run on although another model needs their memory."""
 
@@ -71,6 +83,12 @@ class ModelDescription:
     def __str__(self) -> str:
         state = [] if self.is_ready is None else ["ready" if self.is_ready else "not attached"]
         state = ["asleep"] if self.is_asleep else state
+        if self.memory_bytes and not self.is_asleep:
+            state.append(size_text(self.memory_bytes))
+        if self.wake_ups:
+            state.append(
+                f"woken {_counted(self.wake_ups, 'time')} in {self.wake_p50_s:.3g} s (p95 {self.wake_p95_s:.3g} s)"
+            )
         return f"{self.name}({self.inputs}) -> {self.outputs}; {', '.join([*state, self.facts])}"
 
 
@@ -87,15 +105,34 @@ class TritonDescription:
     """The models that `bind_model` has added, by name."""
     urls: Mapping[str, str] = field(default_factory=dict)
     """The addresses, by `http`, `grpc`, `metrics`, `sagemaker` and `vertex_ai`; empty while it does not run."""
+    memory_budget_bytes: int | None = None
+    """How much memory its worker processes may take together; None is any amount."""
+    memory_used_bytes: int | None = None
+    """How much they take; None without a budget."""
     ports: tuple[int, ...] = ()
     """Its ports; while it does not run, those of its settings."""
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.models), *(f"{name}; of {path}" for name, path in self.folders.items())])
+        lines = [*map(str, self.models), *(f"{name}; of {path}" for name, path in self.folders.items())]
+        if self.memory_budget_bytes is not None:
+            used = "" if self.memory_used_bytes is None else f"{size_text(self.memory_used_bytes)} of "
+            lines.append(f"memory of worker processes: {used}{size_text(self.memory_budget_bytes)}")
+        return "\n".join(lines)
+
+
+def describe_triton(
+    models: tuple[ModelDescription, ...], budget: MemoryBudget, *, is_running: bool, start_s: float
+) -> TritonDescription:
+    """Describe a server with its models, as far as all servers have that."""
+    limit = budget.limit_bytes
+    used = None if limit is None or not is_running else budget.used_bytes
+    return TritonDescription(models, is_running, start_s, memory_budget_bytes=limit, memory_used_bytes=used)
 
 
 def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescription:
     """Describe a model of a server that runs or does not."""
+    facts = model.read_sleep() if is_running else None
+    quantiles_s = None if facts is None else facts.wake_quantiles_s
     return ModelDescription(
         model.name,
         model.version,
@@ -106,6 +143,11 @@ def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescriptio
         is_asleep=is_running and model.is_asleep,
         idle_timeout_s=model.definition.idle_timeout_s,
         has_parent=any(isinstance(each, ProcessWorker) and each.sleep == PARENT for each in model.definition.callables),
+        memory_bytes=None if facts is None else facts.memory,
+        last_used=None if facts is None else float(facts.last_used),
+        wake_ups=0 if facts is None else facts.wakes.count,
+        wake_p50_s=None if quantiles_s is None else quantiles_s[0],
+        wake_p95_s=None if quantiles_s is None else quantiles_s[1],
         is_pinned=model.definition.is_pinned,
     )
 

@@ -25,7 +25,7 @@ from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.server.observe import metrics
 from pytriton.server.observe.metrics import ModelTexts, render_metrics
 from pytriton.server.observe.metrics_page import MetricsPage
-from pytriton.server.observe.metrics_totals import CallableTotals
+from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.command_line import ServerFolders, build_command
@@ -236,6 +236,9 @@ class Model:
     def read_totals(self) -> list[CallableTotals]:
         statistics = self.counters.snapshot()
         return [CallableTotals(place=0, attached=self.attached, statistics=statistics, pid=None, ends=0)]
+
+    def read_sleep(self) -> SleepFacts | None:
+        return None
 
 
 @st.composite

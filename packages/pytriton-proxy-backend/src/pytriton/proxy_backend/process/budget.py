@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import enum
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 
 from ..errors import AttachError
+from ..runtime.statistics import Histogram
 from ..system.processes import proportional_bytes, resident_bytes, with_descendants
 from ..system.threads import keep_on
 
-__all__ = ["Account", "AccountState", "MemoryBudget", "NoRoomError", "size_text"]
+__all__ = ["Account", "AccountState", "MemoryBudget", "NoRoomError", "WakeCounts", "size_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,38 @@ class NoRoomError(AttachError):
     """The memory budget has no room for the workers of a model; the text has the sizes."""
 
 
+class WakeCounts:
+    """How often a model was woken, how long that took, and how often there was no room. Threads may share it."""
+
+    BOUNDS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.refused = 0
+        """How often it was to wake, and there was no room."""
+        self._counts = [0] * (len(self.BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a wake-up."""
+        self._counts[bisect.bisect_left(self.BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    @property
+    def seconds(self) -> Histogram:
+        """How long the wake-ups took until a worker was attached, in seconds."""
+        return Histogram(self.BOUNDS_S, tuple(self._counts), self._sum_s)
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return how long that part of the wake-ups took at most, as nearly as buckets tell; `None` without any."""
+        wanted, before, low_s = share * sum(self._counts), 0, 0.0
+        for high_s, count in zip((*self.BOUNDS_S, math.inf), self._counts, strict=True):
+            if count and before + count >= wanted:
+                return low_s if math.isinf(high_s) else low_s + (high_s - low_s) * (wanted - before) / count
+            before, low_s = before + count, high_s
+        return None
+
+
 class AccountState(enum.Enum):
     """What the processes of a model do, as far as their memory is concerned."""
 
@@ -56,6 +91,7 @@ class Account:
         ask_to_sleep: Asks them to sleep if they have nothing to do, and returns at once; `None` where they cannot.
         pinned: Whether the operator wants them awake.
         size: How much they took when they were awake the last time, in bytes; `None` before the first.
+        wakes: How often they were woken, those before them included.
     """
 
     name: str
@@ -64,6 +100,7 @@ class Account:
     ask_to_sleep: Callable[[], None] | None = None
     pinned: bool = False
     size: int | None = None
+    wakes: WakeCounts = dataclasses.field(default_factory=WakeCounts)
     state: AccountState = AccountState.ASLEEP
     expected: int = 0
     last_used: float = 0.0

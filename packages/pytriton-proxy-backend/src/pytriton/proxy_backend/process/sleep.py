@@ -99,8 +99,6 @@ class Sleep:
         self._taken = 0
         self.state = SleepState.AWAKE
         """What the workers do."""
-        self.wake_ups = 0
-        """How often they were woken."""
         self._thread = threading.Thread(target=self._run, name=f"pytriton-{model.name}-sleep", daemon=True)
 
     def add(self, worker: WorkerProcess) -> None:
@@ -281,11 +279,11 @@ class Sleep:
                 return True
         except NoRoomError as error:
             logger.warning("%s cannot wake: %s.", self._label, error)
+            self._account.wakes.refused += 1
             self.state = SleepState.ASLEEP
             placeholder.turn_away(f"{error}. Send the request again later, or give the server a larger budget")
             return False
         waited_s = time.monotonic() - began
-        self.wake_ups += 1
         for worker in self._workers:
             worker.wake()
         while not self._stopping.is_set():
@@ -302,6 +300,7 @@ class Sleep:
         return True
 
     def _tell_awake(self, took_s: float, waited_s: float) -> None:
+        self._account.wakes.add(took_s)
         waited = f", of which it waited {waited_s:.3g} s for memory" if waited_s >= _STEP_S else ""
         logger.info("%s is awake again, after %.3g s%s.", self._label, took_s, waited)
         if took_s > self._attach_timeout_s:

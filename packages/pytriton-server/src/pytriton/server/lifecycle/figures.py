@@ -79,7 +79,13 @@ class Figures:
             memory=lambda: None if process is None or process.pid is None else resident_bytes(process.pid),
             outcomes=None if server.outcomes is None else server.outcomes.read(),
             texts=self._texts,
+            budget=self._budget,
         )
+
+    def _budget(self) -> tuple[int, int] | None:
+        budget = next((model.budget for model in self._deployment.models), None)
+        limit = None if budget is None else budget.limit_bytes
+        return None if budget is None or limit is None else (budget.used_bytes, limit)
 
     def _models(self) -> list[WorkerService | HostedModel]:
         supervisor = self._files.supervisor

@@ -23,7 +23,7 @@ from pytriton.server.models.definition import ModelDefinition
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.tracing import ModelTracing, TracerLease
 from pytriton.server.models.workers import ModelWorkers
-from pytriton.server.observe.metrics_totals import CallableTotals
+from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 
 __all__ = ["WorkerService"]
 
@@ -56,7 +56,8 @@ class WorkerService:
         self.workers = ModelWorkers(definition.spec, definition.config, warmup=definition.new_warmup())
         """Who serves it."""
         self._tracing = tracing
-        self._budget = MemoryBudget() if budget is None else budget
+        self.budget = MemoryBudget() if budget is None else budget
+        """Where worker processes get their memory."""
         self._tracer: TracerLease | None = None
         self._description: Path | None = None
 
@@ -71,7 +72,7 @@ class WorkerService:
     ) -> "WorkerService":
         """Make the service that is to follow this one, see `ModelDefinition.successor`."""
         definition = self.definition.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
-        service = WorkerService(definition, self._tracing, self._budget)
+        service = WorkerService(definition, self._tracing, self.budget)
         service.succeed(self)
         return service
 
@@ -178,10 +179,10 @@ class WorkerService:
             StartCancelled: `stop_wanted` said so.
         """
         endpoint = self.endpoint(endpoints)
-        definition, is_limited = self.definition, self._budget.limit_bytes is not None
+        definition, is_limited = self.definition, self.budget.limit_bytes is not None
         if definition.idle_timeout_s is not None or (is_limited and definition.has_processes):
             self.workers.join_budget(
-                self._budget,
+                self.budget,
                 endpoint,
                 sleeps=definition.is_movable,
                 pinned=definition.is_pinned,
@@ -222,6 +223,10 @@ class WorkerService:
     def read_totals(self) -> list[CallableTotals]:
         """Return what the callables have done, those included that served the model before. From any thread."""
         return self.workers.totals.read()
+
+    def read_sleep(self) -> SleepFacts | None:
+        """Return what is known of processes that may sleep, or have a memory budget; None of others."""
+        return self.workers.read_sleep()
 
     def stop_workers(self, timeout_s: float) -> None:
         """Detach the workers when they have finished what they are at.

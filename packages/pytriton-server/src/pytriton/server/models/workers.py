@@ -20,7 +20,7 @@ from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
 from pytriton.server.models.warmup import WarmupBatches
-from pytriton.server.observe.metrics_totals import StatisticsTotals
+from pytriton.server.observe.metrics_totals import SleepFacts, StatisticsTotals
 
 __all__ = ["ModelWorkers", "StartCancelled"]
 
@@ -216,6 +216,7 @@ class ModelWorkers:
             is_up=lambda: self._are_started and all(worker.is_warm for worker in processes() if worker.is_alive),
             pinned=pinned,
             size=self._size,
+            wakes=self.totals.wakes,
         )
         if sleeps:
             timeout_s = float(self._config.attach_timeout_s)
@@ -234,6 +235,21 @@ class ModelWorkers:
             if isinstance(worker, WorkerProcess):
                 self._sleep.add(worker)
         self._sleep.start()
+
+    def read_sleep(self) -> SleepFacts | None:
+        """Return what is known of processes that may sleep, or have a memory budget; None of others."""
+        budget, account, sleep = self._budget, self._account, self._sleep
+        if budget is None or account is None:
+            return None
+        middle_s, late_s = account.wakes.quantile_s(0.5), account.wakes.quantile_s(0.95)
+        return SleepFacts(
+            state="awake" if sleep is None else sleep.state.value,
+            memory=budget.read(account),
+            last_used=round(time.time() - time.monotonic() + account.last_used),
+            wakes=account.wakes.seconds,
+            wake_quantiles_s=None if middle_s is None or late_s is None else (middle_s, late_s),
+            wakes_refused=account.wakes.refused,
+        )
 
     def check_budget(self) -> None:
         """Refuse workers that have started, and are too large for the memory budget.

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from pytriton.proxy_backend import Histogram
 from pytriton.proxy_backend.process.metrics import GATHERED, family_of
 from pytriton.server.control.http import fetch
-from pytriton.server.observe.metrics_totals import CallableTotals
+from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint
 
@@ -52,6 +52,10 @@ class MeasuredModel(Protocol):
 
     def read_totals(self) -> Sequence[CallableTotals]:
         """Return the counts of its callables."""
+        ...
+
+    def read_sleep(self) -> SleepFacts | None:
+        """Return what is known of it as a model that may sleep; None of one that never does."""
         ...
 
 
@@ -88,6 +92,7 @@ def render_metrics(
     memory: Callable[[], int | None] = lambda: None,
     outcomes: Mapping[tuple[str, str, str], int] | None = None,
     texts: ModelTexts | None = None,
+    budget: Callable[[], tuple[int, int] | None] = lambda: None,
 ) -> bytes:
     """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that.
 
@@ -99,6 +104,7 @@ def render_metrics(
         memory: The resident memory of tritonserver, in bytes.
         outcomes: How requests have ended, by model, protocol and outcome.
         texts: What the page before had of each model, and this one leaves for the next.
+        budget: How much memory worker processes take, and how much they may, in bytes; None without a budget.
     """
     texts = ModelTexts() if texts is None else texts
     loaded: set[tuple[str, str]] = set()
@@ -122,7 +128,7 @@ def render_metrics(
         except Exception as error:
             logger.warning("The metrics of source %r cannot be had: %s: %s", source, type(error).__name__, error)
             is_up[source] = False
-    parts += [_rendered(_Sources(is_up)), _rendered(_Guard(guard())), _rendered(_Server(files(), memory()))]
+    parts += [_rendered(_Sources(is_up)), _rendered(_Guard(guard())), _rendered(_Server(files(), memory(), budget()))]
     if outcomes is not None:
         names = {"", *(model.name for model in models()), *(name for name, _ in loaded)}
         parts.append(_render_responses(outcomes, names, texts))
@@ -155,11 +161,14 @@ def _model_of(labels: bytes) -> tuple[str, str]:
 
 def _render_callables(models: Iterable[MeasuredModel], texts: ModelTexts) -> bytes:
     wanted: dict[Hashable, tuple[object, Collector]] = {}
+    sleeping: dict[Hashable, tuple[object, Collector]] = {}
     for model in models:
         totals = model.read_totals()
+        if (sleep := model.read_sleep()) is not None:
+            sleeping[model.name, model.version] = (sleep, _Sleeping(model.name, model.version, sleep))
         facts = (model.decoupled, [(each, each.memory) for each in totals])
         wanted[model.name, model.version] = (facts, _Callables(model, totals))
-    return texts.part("callables", wanted)
+    return texts.part("callables", wanted) + texts.part("sleeping", sleeping)
 
 
 def _render_responses(outcomes: Mapping[tuple[str, str, str], int], loaded: Set[str], texts: ModelTexts) -> bytes:
@@ -236,9 +245,10 @@ class _Guard(Collector):
 class _Server(Collector):
     """The resources that tritonserver uses; those that cannot be seen are left out."""
 
-    def __init__(self, files: tuple[int, int] | None, memory: int | None) -> None:
+    def __init__(self, files: tuple[int, int] | None, memory: int | None, budget: tuple[int, int] | None) -> None:
         self._files = files
         self._memory = memory
+        self._budget = budget
 
     def collect(self) -> Iterator[Metric]:
         if self._files is not None:
@@ -251,6 +261,12 @@ class _Server(Collector):
                 "Resident memory of tritonserver, that included which it shares with workers",
                 value=float(self._memory),
             )
+        if self._budget is not None:
+            used, limit = map(float, self._budget)
+            text = "Memory that worker processes take together, each its part of what they share (PSS)"
+            yield GaugeMetricFamily("pytriton_memory_budget_used_bytes", text, value=used)
+            text = "Memory that worker processes may take together"
+            yield GaugeMetricFamily("pytriton_memory_budget_bytes", text, value=limit)
 
 
 class _Responses(Collector):
@@ -273,6 +289,42 @@ class _Responses(Collector):
         for (protocol, outcome), count in sorted(self._counts.items()):
             responses.add_metric([self._model, protocol, outcome], count)
         yield responses
+
+
+class _Sleeping(Collector):
+    """What there is to know of one model that may sleep, or whose processes have a memory budget."""
+
+    def __init__(self, name: str, version: int, facts: SleepFacts) -> None:
+        self._labels = [name, str(version)]
+        self._facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        facts, names = self._facts, _LABELS[:2]
+        memory = GaugeMetricFamily(
+            "pytriton_model_memory_bytes",
+            "Memory of the worker processes of the model, of what they share with others their part (PSS)",
+            labels=names,
+        )
+        memory.add_metric(self._labels, facts.memory)
+        used = GaugeMetricFamily(
+            "pytriton_model_last_used_timestamp_seconds",
+            "When somebody called the model last, or it came awake",
+            labels=names,
+        )
+        used.add_metric(self._labels, facts.last_used)
+        seconds = HistogramMetricFamily(
+            "pytriton_model_wake_seconds",
+            "Time from the request that wakes the model until one of its workers is attached",
+            labels=names,
+        )
+        seconds.add_metric(self._labels, _buckets(facts.wakes), facts.wakes.sum)
+        refused = CounterMetricFamily(
+            "pytriton_model_wakes_refused",
+            "How often the model was to wake, and the memory budget had no room",
+            labels=names,
+        )
+        refused.add_metric(self._labels, facts.wakes_refused)
+        yield from (memory, used, seconds, refused)
 
 
 class _Callables(Collector):

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pytriton.proxy_backend import Worker, WorkerStatistics
+from pytriton.proxy_backend import Histogram, Worker, WorkerStatistics
 from pytriton.proxy_backend.hosting.supervisor import ServingHost
+from pytriton.proxy_backend.process.budget import WakeCounts
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.runtime.statistics import add_statistics
 from pytriton.proxy_backend.system.processes import resident_bytes
 
-__all__ = ["CallableTotals", "HostedModel", "StatisticsTotals", "hosted_models"]
+__all__ = ["CallableTotals", "HostedModel", "SleepFacts", "StatisticsTotals", "hosted_models"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,24 @@ class CallableTotals:
         return None if self.pid is None or self.pid == os.getpid() else resident_bytes(self.pid)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SleepFacts:
+    """What is known of a model that may sleep, or whose processes have a memory budget."""
+
+    state: str
+    """`awake`, `asleep` or `waking`."""
+    memory: int
+    """What its processes take now, as far as it is theirs (PSS), in bytes."""
+    last_used: int
+    """When somebody called it last, or it came awake, as seconds of the Unix epoch."""
+    wakes: Histogram
+    """How long its wake-ups took, in seconds."""
+    wake_quantiles_s: tuple[float, float] | None
+    """The time within which half of them were over, and 95 of 100, in seconds; None without any."""
+    wakes_refused: int
+    """How often it was to wake, and the memory budget had no room."""
+
+
 @dataclass
 class HostedModel:
     """A model of the Python backend that workers serve, as the metrics page sees it."""
@@ -48,6 +67,10 @@ class HostedModel:
     hosts: Sequence[ServingHost]
     """The processes of its instances."""
     has_cost: bool = False
+
+    def read_sleep(self) -> SleepFacts | None:
+        """Return nothing: its instances sleep one by one, see `CallableTotals.asleep`."""
+        return None
 
     def read_totals(self) -> list[CallableTotals]:
         """Return the counts of its instances since they were loaded."""
@@ -82,6 +105,8 @@ class StatisticsTotals:
         self._ended: dict[int, WorkerStatistics] = {}
         self._ends: dict[int, int] = {}
         self._golden_failures: dict[int, int] = {}
+        self.wakes = WakeCounts()
+        """How often the model was woken."""
         self.was_served = False
         """Whether the model has had all its workers once: before, it is only being bound."""
 
