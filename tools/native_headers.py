@@ -157,6 +157,7 @@ def guard_header() -> str:
     """Return what the guard shares with whoever starts it: names of variables, settings, what lies where in memory."""
     names = {
         "GUARD_VARIABLE": guard,
+        "CORS_VARIABLE": guard,
         "HANDOVER_VARIABLE": handover,
         "OUTCOMES_VARIABLE": outcomes,
         "GUARD_SECRETS_VARIABLE": exec_shim,

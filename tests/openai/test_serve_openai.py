@@ -18,6 +18,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("jinja2")
 pytest.importorskip("openai")
 
+import httpx
 from typer.testing import CliRunner
 
 import openai
@@ -210,6 +211,35 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
             ask(other)
         assert "(with an API key)" in server.written
         assert "secret" not in server.written
+
+
+def test_pages_of_other_origins(tmp_path: Path) -> None:
+    """The setting of the server is that of the endpoints as well: browsers ask them without the key."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "key").write_text("secret\n")
+    page = "https://app.example"
+    options = ("--openai", "0", "--openai-key-file", "key", "--cors", page, "--cors", "http://localhost:3000")
+    beforehand = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    with serve_command(tmp_path, "app.py", *options) as server, endpoint(server, "secret") as client:
+
+        def asked(origin: str, method: str, **headers: str) -> httpx.Response:
+            return httpx.request(method, f"{client.base_url}models", headers={"Origin": origin, **headers})
+
+        for origin in (page, "http://localhost:3000"):
+            answer = asked(origin, "OPTIONS", **beforehand)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+            assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+            answer = asked(origin, "GET", Authorization="Bearer secret")
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+            # An error can be read, too.
+            answer = asked(origin, "GET")
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, origin)
+        assert asked("https://other.example", "OPTIONS", **beforehand).status_code == 400
+        answer = asked("https://other.example", "GET", Authorization="Bearer secret")
+        assert "access-control-allow-origin" not in answer.headers
+    told = fails(tmp_path, "--cors", f"{page}/")
+    assert "cors_origins must hold origins" in told
+    assert "without a path or a slash" in told
 
 
 def test_the_endpoints_in_a_file_of_settings(tmp_path: Path) -> None:

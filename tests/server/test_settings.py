@@ -92,6 +92,7 @@ ELSEWHERE = {
     "grpc_server_key": "test_security.py",
     "grpc_root_cert": "test_security.py",
     "sagemaker_safe_port_range": "test_front_ends.py",
+    "cors_origins": "test_cors.py",
     "python_models": "test_hosts.py",
     "python_models_idle": "test_sleeping_hosts.py",
     "model_control_mode": "test_hosts.py",

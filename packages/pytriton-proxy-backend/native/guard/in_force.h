@@ -11,6 +11,7 @@
 #include <shared_mutex>
 #include <string>
 
+#include "answers/cors.h"
 #include "answers/outcomes.h"
 #include "answers/page.h"
 #include "connections.h"
@@ -39,6 +40,7 @@ struct ServerReference {
 
 struct Guard {
   Limits limits;
+  CorsOrigins cors;
   ServerReference server;
   uint64_t max_pieces = 0;
   bool has_gpu = false;

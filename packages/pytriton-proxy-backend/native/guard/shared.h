@@ -9,6 +9,8 @@ namespace pytriton::guard {
 
 // Environment variable with the settings where `Triton` gets none: `name=value` with commas between them, or `off`.
 constexpr char kGuardVariable[] = "PYTRITON_GUARD";
+// Environment variable with the origins whose pages may read answers, blanks between them; `*` is any.
+constexpr char kCorsVariable[] = "PYTRITON_GUARD_CORS";
 // Environment variable for the guard: the descriptors of the channel and of the page.
 constexpr char kHandoverVariable[] = "PYTRITON_GUARD_HANDOVER";
 // Environment variable for the guard: the descriptor of the memory.

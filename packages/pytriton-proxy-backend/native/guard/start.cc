@@ -46,6 +46,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   // Never freed: threads run until the end.
   Guard& guard = *new Guard;
   guard.limits = ReadSettings();
+  guard.cors = ReadOrigins();
   guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
   guard.listeners.Start(guard.limits.handover != 0);

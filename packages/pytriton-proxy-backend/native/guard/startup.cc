@@ -94,6 +94,13 @@ Limits ReadSettings() {
   return limits;
 }
 
+CorsOrigins ReadOrigins() {
+  const char* text = std::getenv(kCorsVariable);
+  const CorsOrigins origins(text == nullptr ? "" : text);
+  unsetenv(kCorsVariable);
+  return origins;
+}
+
 uint64_t EnlargeStacks(uint64_t bytes) {
   pthread_attr_t attributes;
   size_t now = 0;

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "answers/cors.h"
 #include "limits.h"
 
 namespace pytriton::guard {
@@ -16,6 +17,9 @@ bool IsTritonServer();
 
 // Takes the settings out of the environment, and this library too: what the server starts shall have neither.
 Limits ReadSettings();
+
+// As before: who is named in the variable for CORS.
+CorsOrigins ReadOrigins();
 
 // Gives all threads to come larger stacks; returns the bytes of a stack from now on. Leaves them as they are where the
 // system counts reserved memory as used.

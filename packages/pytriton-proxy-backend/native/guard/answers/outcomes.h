@@ -92,6 +92,8 @@ class RequestOutcome {
   // Whether its answer has no body, and says which methods there are.
   bool is_head = false;
   bool is_options = false;
+  // Of its answer, besides those that it has (lines, each with its end).
+  std::string headers;
   // What it said, where that is for `generate`.
   std::unique_ptr<GenerateRequest> generate;
   // What it was answered, where the front end's answer to `generate` may be wrong. Made before Triton has the request.

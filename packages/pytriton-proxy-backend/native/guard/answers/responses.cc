@@ -92,9 +92,10 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   RequestOutcome* const request = connection->unanswered.front().get();
   if (request == nullptr) return;
   CorrectResponse(guard, connection, request, fd, std::atoi(std::string(status.substr(0, 3)).c_str()));
-  if (!request->is_head) return;
+  if (!request->is_head && request->headers.empty()) return;
   if (connection->corrected == nullptr) connection->corrected = std::make_unique<HttpResponse>("", !request->has_chunks);
-  connection->corrected->LeaveOutBody();
+  connection->corrected->AddHeaders(request->headers);
+  if (request->is_head) connection->corrected->LeaveOutBody();
   if (request->is_options) connection->corrected->AddHeaders("Allow: GET, HEAD, OPTIONS\r\n");
 }
 
@@ -164,12 +165,13 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
     request->is_page = true;
     request->wants_html = wants_html;
-  } else if (connection->scan.is_head()) {
+  } else if (connection->scan.is_head() || guard->cors.is_on()) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
   }
   if (request != nullptr) {
     request->is_head = connection->scan.is_head();
     request->is_options = connection->scan.is_options();
+    if (guard->cors.is_on()) request->headers = guard->cors.Headers(connection->scan.origin());
   }
   connection->unanswered.push_back(std::move(request));
 }

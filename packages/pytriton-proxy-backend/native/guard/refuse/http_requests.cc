@@ -46,6 +46,10 @@ void Await(Guard* guard, Connection* connection) {
 
 const char* ReasonPhrase(int status) {
   switch (status) {
+    case kNoContent:
+      return "No Content";
+    case 403:
+      return "Forbidden";
     case kNotAllowed:
       return "Method Not Allowed";
     case 408:
@@ -68,13 +72,18 @@ const char* ReasonPhrase(int status) {
 }
 
 // Answers in place of the server, which never sees the request.
-void SendErrorResponse(int fd, const Refusal& refusal) {
-  const bool is_head = refusal.status == kNotAllowed;
-  const std::string body = is_head ? "" : "{\"error\":\"" + refusal.text + "\"}";
-  const std::string answer = "HTTP/1.1 " + StatusText(refusal.status) +
-                             (is_head ? "\r\nAllow: GET, POST" : "\r\nContent-Type: application/json") +
-                             "\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
-                             "\r\n\r\n" + body;
+void SendOwnResponse(const Guard& guard, const HttpScan& scan, int fd, const Refusal& refusal) {
+  const bool has_body = refusal.status != kNotAllowed && refusal.status != kNoContent;
+  const std::string body = has_body ? "{\"error\":\"" + refusal.text + "\"}" : "";
+  std::string answer = "HTTP/1.1 " + StatusText(refusal.status) + "\r\nConnection: close\r\n";
+  if (has_body) answer += "Content-Type: application/json\r\n";
+  if (refusal.status == kNotAllowed) answer += "Allow: GET, POST\r\n";
+  if (refusal.status != kNoContent) answer += "Content-Length: " + std::to_string(body.size()) + "\r\n";
+  if (guard.cors.is_on()) {
+    answer += scan.is_preflight() ? guard.cors.PreflightHeaders(scan.origin(), scan.wanted_headers())
+                                  : guard.cors.Headers(scan.origin());
+  }
+  answer += "\r\n" + body;
   // A caller that reads nothing, or has gone, is not waited for.
   if (send(fd, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) shutdown(fd, SHUT_WR);
 }
@@ -102,7 +111,7 @@ void CountRefusal(Guard* guard, const Connection* connection, const Refusal& ref
 
 ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
   // Of those who look whether a server is there nothing is to be told.
-  if (refusal.status != kNotAllowed) LogRefusal(refusal.text);
+  if (refusal.status != kNotAllowed && refusal.status != kNoContent) LogRefusal(refusal.text);
   // The answer to a request in front may have begun, and its head be held until its end is known.
   const bool is_behind_another = connection->awaits_response() || !connection->answers.is_at_begin() || before > 0;
   connection->is_refused = true;
@@ -113,7 +122,7 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
     shutdown(fd, SHUT_RD);
     if (before > 0) return static_cast<ssize_t>(before);
   } else {
-    SendErrorResponse(fd, refusal);
+    SendOwnResponse(*Active(), connection->scan, fd, refusal);
   }
   errno = EAGAIN;
   return -1;
@@ -140,11 +149,16 @@ void BeginScan(Guard* guard, Connection* connection, std::string_view begin) {
   // Whose answer closes the connection: the next one is for the server that follows.
   scan.set_last(!guard->listeners.accepts());
   scan.set_makes_spans(guard->makes_spans);
+  scan.set_reads_origin(guard->cors.is_on());
 }
 
 // What is wrong with a request, as far as it has come; its status is 0 where nothing is.
 Refusal FindRefusal(Guard* guard, Connection* connection) {
   const HttpScan& scan = connection->scan;
+  if (scan.complete() && scan.is_preflight()) {
+    if (guard->cors.Allows(scan.origin())) return {kNoContent, ""};
+    return {403, "the origin of the page that asks is not among the cors_origins of this server"};
+  }
   if (scan.refusal().status != 0 || guard->limits.refuse == 0) return scan.refusal();
   if (!ReserveMemory(guard, connection)) {
     return {503, "the requests in flight need more than " + Bytes(guard->limits.max_in_flight_bytes) +
@@ -194,8 +208,8 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
       const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
       const Refusal refusal = FindRefusal(guard, connection);
       if (refusal.status != 0) {
-        if (guard->limits.refuse == 0) return LeaveAlone(connection, size);
-        CountRefusal(guard, connection, refusal);
+        if (guard->limits.refuse == 0 && !scan.is_preflight()) return LeaveAlone(connection, size);
+        if (!scan.is_preflight()) CountRefusal(guard, connection, refusal);
         return Refuse(connection, fd, refusal, request_begin);
       }
       if (scan.complete()) {

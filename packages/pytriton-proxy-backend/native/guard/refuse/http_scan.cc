@@ -287,7 +287,8 @@ void HttpScan::ParseRequestLine(std::string_view line, char* data) {
   is_get_ = method == "GET";
   path_ = target.substr(0, target.find_first_of("?#"));
   state_ = State::kHeaders;
-  is_options_ = method == "OPTIONS" && IsOfHealth(path_);
+  has_method_options_ = method == "OPTIONS";
+  is_options_ = has_method_options_ && IsOfHealth(path_);
   if (method != "HEAD" && !is_options_) return;
   if (data != nullptr) {
     AskByGet(method.size(), target, data);
@@ -345,6 +346,12 @@ void HttpScan::ParseHeader(std::string_view line) {
     wants_html_ = wants_html_ || value.find("text/html") != std::string_view::npos;
   } else if (EqualNoCase(name, "x-vertex-ai-triton-redirect")) {
     if (once(&has_redirect_)) redirects_to_infer_ = EndsWith(value, "/infer");
+  } else if (reads_origin_ && EqualNoCase(name, "origin")) {
+    if (once(&has_origin_)) origin_ = value;
+  } else if (reads_origin_ && EqualNoCase(name, "access-control-request-method")) {
+    wants_method_ = true;
+  } else if (reads_origin_ && EqualNoCase(name, "access-control-request-headers")) {
+    wanted_headers_ = value;
   }
 }
 

@@ -19,6 +19,7 @@
 namespace pytriton::guard {
 
 constexpr int kNotAllowed = 405;
+constexpr int kNoContent = 204;
 
 struct Refusal {
   int status = 0;  // of HTTP; 0: not refused
@@ -47,6 +48,8 @@ class HttpScan {
   void set_last(bool is_last) { is_last_ = is_last; }
   // Whether the server makes spans: it is not to see a `traceparent` whose caller wants none.
   void set_makes_spans(bool makes_spans) { makes_spans_ = makes_spans; }
+  // Whether what browsers say of a page of another origin counts.
+  void set_reads_origin(bool reads_origin) { reads_origin_ = reads_origin; }
 
   // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
   // A form's content type is made harmless in place: the server would parse such a body on its stack. HEAD, which the server
@@ -70,6 +73,12 @@ class HttpScan {
   // Whether the answer is to have no body: of HEAD, and of OPTIONS where it was made GET.
   bool is_head() const { return is_head_; }
   bool is_options() const { return is_options_; }
+
+  // The origin of the page that sends it; empty where it names none, or that does not count.
+  const std::string& origin() const { return origin_; }
+  // Whether a browser asks by it what a page may send, which is never for the server; and the headers that it would send.
+  bool is_preflight() const { return has_method_options_ && wants_method_ && !origin_.empty(); }
+  const std::string& wanted_headers() const { return wanted_headers_; }
 
   // Whether the request asks for the page about the server, and as what.
   bool AsksForPage(bool* wants_html) const;
@@ -117,6 +126,12 @@ class HttpScan {
   bool is_get_ = false;
   bool is_head_ = false;
   bool is_options_ = false;
+  bool reads_origin_ = false;
+  bool has_method_options_ = false;
+  bool wants_method_ = false;
+  bool has_origin_ = false;
+  std::string origin_;
+  std::string wanted_headers_;
   bool wants_html_ = false;
   bool keeps_text_ = false;
   RequestText text_;

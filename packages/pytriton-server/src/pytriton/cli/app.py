@@ -51,6 +51,15 @@ AccessToken = Annotated[
     ),
 ]
 Unprotected = Annotated[bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors",
+        metavar="ORIGIN",
+        help="A place, such as https://app.example, whose pages browsers let read answers over HTTP; repeatable. "
+        "* is any.",
+    ),
+]
 LogLevel = Annotated[
     str | None,
     typer.Option(
@@ -229,6 +238,7 @@ def serve(
     metrics_port: MetricsPort = 8002,
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
+    cors_origins: CorsOrigins = None,
     log_level: LogLevel = None,
     log_format: LogFormat = "text",
     access_log: Annotated[
@@ -313,6 +323,7 @@ def serve_repository(
     metrics_port: MetricsPort = 8002,
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
+    cors_origins: CorsOrigins = None,
     log_level: LogLevel = None,
     log_format: LogFormat = "text",
 ) -> None:
@@ -331,6 +342,7 @@ def serve_repository(
             metrics_port=metrics_port,
             access_token=access_token,
             unprotected=unprotected,
+            cors_origins=cors_origins,
             log_level=log_level,
             log_format=log_format,
         ),

@@ -64,6 +64,7 @@ _OF_SERVER = (
     "metrics_port",
     "access_token",
     "unprotected",
+    "cors_origins",
     "config",
 )
 

@@ -43,6 +43,7 @@ class ServerOptions:
         server: Fields of `TritonConfig` that count more than these.
         memory_budget: How much memory worker processes may take, such as `2GiB`.
         min_awake: How many models stay awake however long nobody calls them.
+        cors_origins: Origins whose pages browsers let read answers.
     """
 
     address: str
@@ -57,6 +58,7 @@ class ServerOptions:
     server: Mapping[str, Any] = field(default_factory=dict)
     memory_budget: str | None = None
     min_awake: int = 0
+    cors_origins: list[str] | None = None
 
     def start_log(self) -> None:
         """Write the log to standard error."""
@@ -85,6 +87,7 @@ class ServerOptions:
         """Return the settings of the server."""
         fields: dict[str, Any] = {f"{front}_address": self.address for front in ("http", "grpc", "metrics")}
         fields |= {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
+        fields |= {"cors_origins": self.cors_origins or None}
         return TritonConfig(**{**fields, **self.server, **settings})
 
     @contextlib.contextmanager

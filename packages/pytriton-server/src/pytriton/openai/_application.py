@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.openai._backend import Backend, Link
@@ -47,6 +48,7 @@ def application(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     strict: bool = False,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Return an application of FastAPI that answers callers of the OpenAI API with the models of a tritonserver.
 
@@ -65,16 +67,23 @@ def application(
         timeout_s: How long an answer may take, and each part of one that is streamed, in seconds.
         max_body_bytes: The largest body of a request that is taken.
         strict: Whether a field that is not known is refused; else it has no effect, and is named once in the log.
+        cors_origins: Origins, such as `https://app.example`, whose pages browsers let read answers; `*` alone is any.
 
     Raises:
         PyTritonBadParameterError: The `Triton` does not run, `api_key` is empty, or an alias is of no model that may
             be asked.
+        PyTritonValidationError: A value of `cors_origins` is no origin.
         PyTritonClientError: The address or the certificates cannot be used.
     """
     if api_key is not None and (not api_key or api_key != api_key.strip()):
         raise PyTritonBadParameterError(
             "api_key must be a text without spaces around it, or None for everybody; got an empty one or such spaces."
         )
+    if cors_origins:
+        from pytriton.triton import TritonConfig
+
+        # They are checked there.
+        TritonConfig(cors_origins=list(cors_origins))
     aliases = dict(aliases or {})
     for alias, name in aliases.items():
         if not (alias and alias.isprintable() and name) or (models is not None and name not in models):
@@ -102,6 +111,15 @@ def application(
 
     app = FastAPI(title="pytriton", description="Models of a tritonserver, by the OpenAI API.", lifespan=lifespan)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
+    if cors_origins:
+        # The last one is the first that a request meets: browsers ask without the key whether they may ask.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     _add_errors(app)
     _add_routes(app, Desk(backend, strict))
     return app

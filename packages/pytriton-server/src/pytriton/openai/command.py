@@ -62,6 +62,14 @@ def openai_command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse fields that are not known, in place of naming them in the log.")
     ] = False,
+    cors_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="A place, such as https://app.example, whose pages browsers let read answers; repeatable. * is any.",
+        ),
+    ] = None,
     descriptor: Annotated[int | None, typer.Option(hidden=True, help="A socket that is bound, from serve.")] = None,
 ) -> None:
     """Answer callers of the OpenAI API with the models of a running server, until Ctrl+C or SIGTERM.
@@ -85,6 +93,7 @@ def openai_command(
             tls=None if ca_file is None else TlsSettings(ca_file=ca_file),
             aliases=_read_aliases(alias or ()),
             strict=strict,
+            cors_origins=cors_origins or (),
         )
         listener = _bind_endpoint(address, port) if descriptor is None else socket.socket(fileno=descriptor)
     except (PyTritonClientError, PyTritonError) as error:
@@ -178,6 +187,7 @@ class OpenAiGuest(Guest):
         options = ["--strict"] if self.openai_strict else []
         options += ["--api-key-file", str(self.openai_key_file)] if self.openai_key_file is not None else []
         options += [f"--alias={alias}" for alias in self.openai_alias or ()]
+        options += [f"--cors={origin}" for origin in triton.describe().cors_origins]
         return _endpoint_beside(triton, listener, options)
 
 

@@ -111,6 +111,8 @@ class TritonDescription:
     """How much they take; None without a budget."""
     ports: tuple[int, ...] = ()
     """Its ports; while it does not run, those of its settings."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages browsers let read its answers."""
 
     def __str__(self) -> str:
         lines = [*map(str, self.models), *(f"{name}; of {path}" for name, path in self.folders.items())]

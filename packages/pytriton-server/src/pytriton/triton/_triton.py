@@ -180,13 +180,12 @@ class Triton(TritonBase):
     def describe(self) -> TritonDescription:
         """Return what is served and where, whether the server runs or not. From any thread."""
         names = ("http", "grpc", "metrics", "sagemaker", "vertex_ai")
-        found = self._ports()
-        if found is None:
-            ports = [port for _, port in fixed_addresses(self._config)]
-        else:
+        ports = [port for _, port in fixed_addresses(self._config)]
+        if (found := self._ports()) is not None:
             ports = [each.port for each in (getattr(found, name) for name in names) if each is not None]
         urls = {name: url for name in names if (url := getattr(self, f"{name}_url")) is not None}
-        return dataclasses.replace(super().describe(), folders=dict(self._folders), urls=urls, ports=tuple(ports))
+        found_at = dataclasses.replace(super().describe(), folders=dict(self._folders), urls=urls, ports=tuple(ports))
+        return dataclasses.replace(found_at, cors_origins=tuple(self._config.cors_origins or ()))
 
     def bind_model(self, path: "str | os.PathLike[str]") -> None:
         """Serve a model of a folder of yours, such as one with a `model.py` for Triton's Python backend, as it is.

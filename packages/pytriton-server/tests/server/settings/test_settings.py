@@ -230,6 +230,7 @@ def test_every_field_can_come_from_the_environment(monkeypatch: pytest.MonkeyPat
         "python_models": "workers",
         "python_models_idle": "5m",
         "model_control_mode": "poll",
+        "cors_origins": "https://app.example",
         "rate_limit": "off",
         "rate_limit_resource": "licence:2",
         "cuda_memory_pool_byte_size": "0:1024",

@@ -23,7 +23,7 @@ from pytriton.server.tritonserver.command_line import (
     redacted,
     secrets_of,
 )
-from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
+from pytriton.server.tritonserver.guard import CORS_VARIABLE, Guard, GuardConfig, find_guard
 from pytriton.server.tritonserver.handover import Handover
 from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure
@@ -228,10 +228,23 @@ class RunningServer:
     def make_process(
         self, command: Sequence[str], config: TritonConfig, guard: Guard, handover: Handover | None
     ) -> ServerProcess:
-        """Make a process that is not started yet, whose end is reported where it is the one that serves."""
+        """Make a process that is not started yet, whose end is reported where it is the one that serves.
+
+        Raises:
+            TritonServerStartError: Origins are named that only the guard could let read answers, and there is none.
+        """
+        environment = self.environment
+        if config.cors_origins:
+            if guard.library is None:
+                raise TritonServerStartError(
+                    "TritonConfig.cors_origins needs the guard, which is switched off or cannot be loaded: "
+                    f"{guard.obstacle or 'GuardConfig(enabled=False)'}. Leave it unset, and let a proxy in front of "
+                    "the server answer browsers."
+                )
+            environment = {**environment, CORS_VARIABLE: " ".join(config.cors_origins)}
         process = ServerProcess(
             command,
-            self.environment,
+            environment,
             on_exit=lambda report: self._exited(process, report),
             log_file=config.log_file,
             quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),

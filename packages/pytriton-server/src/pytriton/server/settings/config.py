@@ -133,6 +133,9 @@ class TritonConfig:
     http_restricted_api: str | None = None
     """`<groups>:<header>=<value>`: groups of endpoints that answer only to callers with this header. Groups named here
     are left out of what `TritonSecurityConfig` protects."""
+    cors_origins: list[str] | None = None
+    """Origins, such as `https://app.example`, whose pages browsers let read answers over HTTP (CORS), those of the
+    OpenAI endpoints included; `*` alone is any (none when unset). Needs the guard."""
     allow_grpc: bool | None = None
     """Whether gRPC is served (True when unset)."""
     grpc_address: str | None = None

@@ -11,6 +11,7 @@ import numpy as np
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.proxy_backend.settings import DURATION, read_duration
+from pytriton.server.settings.origins import check_origins
 from pytriton.server.settings.security import VALID_TRITON_ENDPOINTS
 
 __all__ = [
@@ -257,6 +258,7 @@ _FORMATS: dict[str, Callable[[Any, str], object]] = {
     "http_header_forward_pattern": _check_pattern,
     "grpc_header_forward_pattern": _check_pattern,
     "http_restricted_api": parse_restriction,
+    "cors_origins": check_origins,
     "grpc_restricted_protocol": parse_restriction,
     "sagemaker_safe_port_range": parse_port_range,
     "metrics_config": _items(r"[^,=]+=.+", "<setting>=<value>", "summary_latencies=true"),

@@ -40,7 +40,7 @@ DRAIN_TIMEOUT_S = 30
 EXPLICIT = "explicit"
 """The value of `TritonConfig.model_control_mode` with which models are loaded and unloaded by calls."""
 
-OWN_SETTINGS = frozenset({"python_models", "python_models_idle"})
+OWN_SETTINGS = frozenset({"cors_origins", "python_models", "python_models_idle"})
 """Fields of `TritonConfig` that are no options of tritonserver."""
 
 _RESTRICTED = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}

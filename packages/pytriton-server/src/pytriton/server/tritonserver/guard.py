@@ -11,10 +11,12 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend import LibraryNotFoundError, guard_library_path
 
-__all__ = ["GUARD_VARIABLE", "Guard", "GuardConfig", "Part", "find_guard", "least_of"]
+__all__ = ["CORS_VARIABLE", "GUARD_VARIABLE", "Guard", "GuardConfig", "Part", "find_guard", "least_of"]
 
 GUARD_VARIABLE = "PYTRITON_GUARD"
 """Environment variable with the settings where `Triton` gets none: `name=value` with commas between them, or `off`."""
+CORS_VARIABLE = "PYTRITON_GUARD_CORS"
+"""Environment variable with the origins whose pages may read answers, blanks between them; `*` is any."""
 
 _OFF = "off"
 _ELF_MAGIC = b"\x7fELF"
