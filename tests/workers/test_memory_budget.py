@@ -46,10 +46,18 @@ def worker_processes() -> list[int]:
     return list(processes("worker_main", os.getpid()))
 
 
+def parent_processes() -> list[int]:
+    return list(processes("parent_main", os.getpid()))
+
+
 def used_bytes() -> int:
-    """Return what all worker processes take right now, measured anew."""
-    pids = [each for pid in worker_processes() for each in with_descendants(pid)]
+    """Return what all worker processes and their parents take right now, measured anew."""
+    pids = {each for pid in (*worker_processes(), *parent_processes()) for each in with_descendants(pid)}
     return sum(proportional_bytes(pid) or 0 for pid in pids)
+
+
+def fits(limit: int) -> bool:
+    return used_bytes() <= 1.05 * limit
 
 
 def asleep(triton: Triton) -> set[str]:
@@ -156,6 +164,20 @@ def test_who_was_used_least_recently_makes_room() -> None:
             assert account is not None
             # That is noted twice a second.
             eventually(partial(was_used, account, asked))
+
+
+def test_parents_of_models_that_sleep_make_room_too() -> None:
+    """Three models with a parent each, and room for one with its parent: the one used least recently ends altogether."""
+    limit = (60 + 3 * SELF_MIB) * MIB
+    with serving(limit) as triton:
+        for number, name in enumerate("abc"):
+            bind(triton, name, number + 2.0, 60, idle_timeout_s=600, sleep="parent")
+        for name in "abcba":
+            assert infer(triton.http_url, name, 3.0) == [3.0 * ("abc".index(name) + 2)]
+            eventually(partial(fits, limit))
+        # A parent that stays, and whose model sleeps, is counted.
+        assert len(parent_processes()) >= 1
+    assert parent_processes() == []
 
 
 def test_models_that_are_bound_before_the_start_put_each_other_to_sleep() -> None:

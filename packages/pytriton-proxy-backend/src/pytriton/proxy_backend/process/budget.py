@@ -87,6 +87,8 @@ class Account:
     Attributes:
         name: The model.
         pids: Returns the processes that are there, those aside that they have started.
+        kept: Returns those that stay when the model sleeps, the parents of the others.
+        drop: Ends these, until the model wakes, and returns at once.
         is_up: Returns whether all of them have made their callables, so that their size is known.
         ask_to_sleep: Asks them to sleep if they have nothing to do, and returns at once; `None` where they cannot.
         pinned: Whether the operator wants them awake.
@@ -98,6 +100,8 @@ class Account:
     pids: Callable[[], Collection[int]]
     is_up: Callable[[], bool]
     ask_to_sleep: Callable[[], None] | None = None
+    kept: Callable[[], Collection[int]] = tuple
+    drop: Callable[[], object] = lambda: None
     pinned: bool = False
     size: int | None = None
     wakes: WakeCounts = dataclasses.field(default_factory=WakeCounts)
@@ -108,6 +112,7 @@ class Account:
     woke_in_s: float = 0.0
     declined_at: float = float("-inf")
     is_asked: bool = False
+    is_dropped: bool = False
     is_waited_for: bool = False
 
     @property
@@ -123,7 +128,7 @@ class Account:
         if self.ask_to_sleep is None:
             return "cannot sleep"
         if self.state is not AccountState.AWAKE:
-            return str(self.state.value)
+            return "its parent" if self.state is AccountState.ASLEEP and self.kept() else str(self.state.value)
         return "busy" if time.monotonic() - self.declined_at < 2 * _DECLINED_S else "awake"
 
 
@@ -187,6 +192,7 @@ class MemoryBudget:
                 while not cancelled():
                     if self._make_room(account):
                         account.state, account.awake_since = AccountState.WAKING, time.monotonic()
+                        account.is_dropped = False
                         return True
                     if time.monotonic() >= deadline:
                         raise NoRoomError(
@@ -261,19 +267,22 @@ class MemoryBudget:
     def read(self, account: Account) -> int:
         """Return how much the processes of a model take now, in bytes."""
         with self._changed:
-            return self._meter.read(account.pids())
+            return self._measure(account)
 
     @property
     def used_bytes(self) -> int:
         """How much all processes take now, in bytes."""
         with self._changed:
-            return self._meter.read([pid for each in self._accounts for pid in each.pids()])
+            return self._meter.read(pid for each in self._accounts for pid in (*each.pids(), *each.kept()))
 
     # ---- with the lock ----------------------------------------------------------------------------------------------
 
+    def _measure(self, account: Account) -> int:
+        return self._meter.read((*account.pids(), *account.kept()))
+
     def _charge(self, account: Account) -> int:
         """Return what a model takes, or is about to."""
-        now = self._meter.read(account.pids())
+        now = self._measure(account)
         if account.state is AccountState.ASLEEP:
             return now
         if account.is_up():
@@ -320,31 +329,40 @@ class MemoryBudget:
 
     def _free(self, missing: int, charges: dict[Account, int], beneficiary: Account | None) -> bool:
         """Ask those used least recently to sleep, as many as it takes; return whether anybody is about to."""
-        coming = sum(
-            charge
-            for each, charge in charges.items()
-            if charge and (each.is_asked or each.state in (AccountState.LEAVING, AccountState.ASLEEP))
-        )
-        now = time.monotonic()
-        candidates = [
-            each
-            for each in self._accounts
-            if each is not beneficiary
-            and each.is_movable
-            and not each.is_asked
-            and each.state is AccountState.AWAKE
-            and now - each.awake_since >= min(each.woke_in_s, _LONGEST_GRACE_S)
-            and now - each.declined_at >= _DECLINED_S
-            and charges[each]
-        ]
+        coming = 0
+        candidates = []
+        for each in charges.keys() - {beneficiary}:
+            kept = self._meter.read(each.kept()) if each.state is AccountState.ASLEEP else 0
+            if each.is_asked or each.state is AccountState.LEAVING:
+                coming += charges[each]
+            elif each.state is AccountState.ASLEEP:
+                # Of processes that end, and of parents, as far as they do, too.
+                coming += charges[each] if each.is_dropped else charges[each] - kept
+            if charges[each] and (self._may_ask(each) or (kept and not each.is_dropped and not each.pids())):
+                candidates.append(each)
         for each in sorted(candidates, key=lambda each: each.last_used):
             if coming >= missing:
                 break
-            each.is_asked = True
             coming += charges[each]
-            assert each.ask_to_sleep is not None  # it is movable
-            each.ask_to_sleep()
+            if each.state is AccountState.ASLEEP:
+                each.is_dropped = True
+                each.drop()
+            elif each.ask_to_sleep is not None:
+                each.is_asked = True
+                each.ask_to_sleep()
         return coming > 0
+
+    @staticmethod
+    def _may_ask(account: Account) -> bool:
+        """Return whether a model may be asked to sleep: it is awake, and was neither woken nor busy just now."""
+        now = time.monotonic()
+        return (
+            account.is_movable
+            and not account.is_asked
+            and account.state is AccountState.AWAKE
+            and now - account.awake_since >= min(account.woke_in_s, _LONGEST_GRACE_S)
+            and now - account.declined_at >= _DECLINED_S
+        )
 
     def _no_room(self, account: Account, why: str) -> str:
         charges = {each: self._charge(each) for each in self._accounts if each is not account}
@@ -398,11 +416,7 @@ class _Meter:
 
     def read(self, pids: Iterable[int]) -> int:
         """Return how much processes take, in bytes."""
-        total = 0
-        for pid in pids:
-            for each in with_descendants(pid):
-                total += self._read_one(each)
-        return total
+        return sum(map(self._read_one, {each for pid in pids for each in with_descendants(pid)}))
 
     def _read_one(self, pid: int) -> int:
         resident = resident_bytes(pid)

@@ -68,6 +68,14 @@ class ParentProcess(WorkerProcess):
             requests.close()
         return super().stop(timeout_s, in_flight_s=in_flight_s)
 
+    def sleep(self) -> None:
+        """End it until a worker is woken; it must have no forks."""
+        super().sleep()
+        with self._changed:
+            requests, self._requests, self._is_up = self._requests, None, False
+        if requests is not None:
+            requests.close()
+
     def start_fork(
         self, launch: Launch, channel: int, job: int, label: str, is_stopped: Callable[[], bool]
     ) -> StartedProcess:
@@ -190,6 +198,11 @@ class ForkedWorkerProcess(WorkerProcess):
             self._parent.leave()
             raise
 
+    def wake(self) -> None:
+        """Start the process again after `sleep`, and first the parent, if that has ended for want of memory."""
+        self._parent.wake()
+        super().wake()
+
     def _supervise(self) -> None:
         try:
             super()._supervise()
@@ -205,6 +218,16 @@ class ParentProcesses:
 
     def __init__(self) -> None:
         self._parents: list[tuple[Launch, ParentProcess]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the parents, as far as there are some."""
+        return [pid for _, parent in self._parents if (pid := parent.pid) is not None]
+
+    def sleep(self) -> None:
+        """End the parents until a worker of theirs is woken; none has forks."""
+        for _, parent in self._parents:
+            parent.sleep()
 
     def find(
         self, job: WorkerJob, model_name: str, number: int, *, launch: Launch, limits: RestartLimits

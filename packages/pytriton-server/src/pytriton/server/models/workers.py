@@ -58,6 +58,8 @@ class ModelWorkers:
         self._budget: MemoryBudget | None = None
         self._account: Account | None = None
         self._size: int | None = None
+        # What those in processes of their own are forked from.
+        self._parents: list[ParentProcesses] = []
         # All in processes of their own have begun to start.
         self._are_started = False
         self.was_attached = False
@@ -164,6 +166,7 @@ class ModelWorkers:
         if self._fallback is None:
             self._fallback = FallbackWorker(self._spec, endpoint)
         parents = ParentProcesses()
+        self._parents.append(parents)
         for place in range(described.copies):
             self._add(
                 make_worker_process(
@@ -206,6 +209,7 @@ class ModelWorkers:
             StartCancelled: `stop_wanted` said so.
         """
         workers, self._are_started = self._workers, False
+        parents = self._parents = []
 
         def processes() -> list[WorkerProcess]:
             return [worker for worker in workers if isinstance(worker, WorkerProcess)]
@@ -214,6 +218,8 @@ class ModelWorkers:
             self._spec.name,
             pids=lambda: [pid for worker in processes() if (pid := worker.pid) is not None],
             is_up=lambda: self._are_started and all(worker.is_warm for worker in processes() if worker.is_alive),
+            kept=lambda: [pid for each in parents for pid in each.pids],
+            drop=lambda: list(map(ParentProcesses.sleep, parents)),
             pinned=pinned,
             size=self._size,
             wakes=self.totals.wakes,
