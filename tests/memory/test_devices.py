@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +25,7 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton
 from support.devices import compile_fake_cuda, write_device_model
+from support.paths import ROOT
 from support.python_models import HEAD, write
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -48,6 +52,17 @@ ensemble_scheduling {
   step { model_name: "%s" model_version: -1
     input_map { key: "a" value: "a1" } input_map { key: "b" value: "b" } input_map { key: "s" value: "s1" }
     output_map { key: "a2" value: "a2" } output_map { key: "b2" value: "b2" } output_map { key: "s2" value: "s2" } }
+}
+"""
+CHAIN = """platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "z" data_type: TYPE_FP32 dims: -1 }
+ensemble_scheduling {
+  step { model_name: "numbers" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } }
+  step { model_name: "double" model_version: -1
+    input_map { key: "y" value: "between" } output_map { key: "z" value: "z" } }
 }
 """
 MODEL = (
@@ -149,6 +164,28 @@ def test_an_ensemble_from_a_gpu(name: str, served: Triton, fake: Path) -> None:
     called = counts(fake)
     assert called["cudaMemcpyAsync"] > 0
     assert called["cudaStreamSynchronize"] > 0
+
+
+def test_a_server_in_process(tmp_path: Path) -> None:
+    """A callable in process takes tensors of a GPU; what others hand over on one is waited for."""
+    write_device_model(tmp_path / "repository", "numbers", "TYPE_FP32")
+    folder = tmp_path / "repository/both"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(CHAIN)
+    library = compile_fake_cuda(tmp_path, replaces=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "support.devices.in_process", str(library), str(tmp_path / "repository")],
+        env={**os.environ, "FAKE_CUDA_FAIL": str(tmp_path / "failing")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=ROOT / "tests",
+    )
+    assert done.returncode == 0, done.stderr
+    refused, served = done.stdout.splitlines()[-2:]
+    assert "cannot be waited for: cudaStreamSynchronize failed with cudaErrorIllegalAddress (700)" in refused
+    assert served == "served"
 
 
 @pytest.mark.parametrize("name", ["to_callable", "to_model_py"])

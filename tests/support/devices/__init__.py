@@ -17,15 +17,20 @@ from support.paths import ROOT
 NATIVE = ROOT / "packages/pytriton-proxy-backend/native"
 
 
-def compile_fake_cuda(folder: Path) -> Path:
-    """Compile the CUDA runtime that is to be loaded before that of a server.
+def compile_fake_cuda(folder: Path, *, replaces: bool = False) -> Path:
+    """Compile the CUDA runtime that is to be loaded before that of a server, or, with its name, in its place.
 
     Skips the test where nothing compiles it, or where the server has none.
     """
     if not any(b"cudaMemcpyAsync" in library.read_bytes() for library in _libraries()):
         pytest.skip("tritonserver is built without CUDA")
-    library = folder / "libfakecuda.so"
-    _compile([NATIVE / "tests/fake_cuda.cc", "-o", library])
+    if not replaces:
+        library = folder / "libfakecuda.so"
+        _compile([NATIVE / "tests/fake_cuda.cc", "-o", library])
+        return library
+    own = next(path for place in find_tritonserver().library_dirs for path in place.glob("libcudart*.so*"))
+    library = folder / own.name
+    _compile([NATIVE / "tests/fake_cuda.cc", f"-Wl,-soname,{own.name}", "-o", library])
     return library
 
 

@@ -210,6 +210,9 @@ FAKE int cudaFreeHost(void* memory) {
   std::free(memory);
   return 0;
 }
+// There is no memory that both sides see.
+FAKE int cudaMallocManaged(void**, size_t, unsigned int) { return kMemoryAllocation; }
+FAKE int cudaMemPrefetchAsync(const void*, size_t, int, void*) { return kInvalidValue; }
 FAKE int cudaMemGetInfo(size_t* available, size_t* total) {
   *available = *total = kDeviceBytes;
   return 0;

@@ -11,6 +11,7 @@ import numpy as np
 
 from pytriton.inprocess.capi.enums import DataType, DLDeviceType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
+from pytriton.inprocess.capi.library import NativeLibrary, load_library
 from pytriton.inprocess.tensors.dtypes import DLPACK_TYPES, Array
 from pytriton.proxy_backend.dlpack import DLManagedTensor, DLManagedTensorVersioned
 
@@ -20,6 +21,8 @@ _UNVERSIONED: Final = b"dltensor"
 _VERSIONED: Final = b"dltensor_versioned"
 _READ_ONLY: Final = 1
 _SUPPORTED_MAJOR: Final = 1
+# The number that DLPack gives to CUDA's default stream, for which those of Triton's backends wait.
+_DEFAULT_STREAM: Final = 1
 
 # The function objects of ctypes.pythonapi are shared by the whole process, so they stay unchanged.
 _python = ctypes.PyDLL(None)
@@ -110,18 +113,43 @@ def _ask(source: Any) -> Any:
             expected="an object with __dlpack__",
             received=type(source).__name__,
         )
+    gpu = _gpu_of(source)
+    options = {} if gpu is None else {"stream": _DEFAULT_STREAM}
     try:
         try:
-            return export(max_version=(_SUPPORTED_MAJOR, 0))
+            capsule = export(max_version=(_SUPPORTED_MAJOR, 0), **options)
         except TypeError:
             # Before DLPack 1.0, the method has no such argument.
-            return export()
+            capsule = export(**options)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"Expected a tensor that {type(source).__name__}.__dlpack__ can export, which failed: {error}",
             expected="a tensor that can be exported",
             received=f"{type(error).__name__}: {error}",
         ) from error
+    if gpu is not None:
+        _wait_for(gpu)
+    return capsule
+
+
+def _gpu_of(source: Any) -> int | None:
+    """Return the number of the GPU that has the elements; `None` where no stream has to be waited for."""
+    device = getattr(source, "__dlpack_device__", None)
+    kind, number = (DLDeviceType.kDLCPU, 0) if device is None else device()
+    return int(number) if kind in (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged) else None
+
+
+def _wait_for(gpu: int) -> None:
+    """Wait until the default stream of a GPU has done its work, for which the streams of some backends do not wait."""
+    wait = NativeLibrary().function("wait_for_device", c_char_p, ctypes.c_int)
+    # Triton's library brings the CUDA runtime where no other one has.
+    wrong = wait(gpu) and (load_library(), wait(gpu))[1]
+    if wrong:
+        raise UnsupportedError(
+            f"Expected a tensor of GPU {gpu} whose elements are there, which cannot be waited for: {wrong.decode()}.",
+            expected="a CUDA device",
+            received=wrong.decode(),
+        )
 
 
 def array_to_capsule(
