@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import shlex
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pytriton.decorators import Shape, batch, model, triton_context
-from pytriton.model_config import ModelConfig
+from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import ProcessWorker, Triton
 from support.callables import X, Y
 from support.faults.raw_http import ask_ahead, connect
@@ -115,6 +119,17 @@ def held(text: str) -> Iterator[str]:
     assert MAY_END.wait(PATIENCE_S)
 
 
+@model
+def measured(image: bytes) -> int:
+    return len(image)
+
+
+@batch
+def counted(x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return {"y": np.full((len(x), 1), x.shape[1], np.int64)}
+
+
+ROWS = ModelConfig(max_batch_size=8)
 READERS = ("requests_themselves", "with_context", "asks")
 
 
@@ -124,6 +139,8 @@ def served() -> Iterator[Triton]:
     for function in (shout, twice, say, repeat, both, nothing, count, endless, held):
         triton.bind(function)
     triton.bind("in_a_process", ProcessWorker(shout))
+    triton.bind("measured", measured)
+    triton.bind("counted", counted, [Tensor((-1,), np.uint8, "x")], [Tensor((1,), np.int64, "y")], config=ROWS)
     for name, infer in (
         ("inputs_alone", inputs_alone), ("requests_themselves", requests_themselves), ("with_context", with_context),
         ("asks", asks),
@@ -135,6 +152,7 @@ def served() -> Iterator[Triton]:
 
 SHOUTS = "The model takes 'text' (a string) and 'times' (a whole number, optional)"
 OTHERS = '. What is meant for others goes into "parameters": {...}'
+FILE = "expected a JSON object with the inputs, got the bytes of a file, or a form. The model takes "
 WRONG = [
     ("shout", '{"text":5}', "the input 'text' takes a string, got the number 5"),
     ("shout", '{"text":null}', "the input 'text' takes a string, got null"),
@@ -163,7 +181,33 @@ WRONG = [
     ("twice", '{"x":[1,2,3],"flag":1}', "the input 'flag' takes true or false, got the number 1"),
     ("in_a_process", '{"text":"a","tiems":3}', "'tiems' is no input of the model 'in_a_process'"),
     ("say", '{"txt":"a"}', "'txt' is no input of the model 'say': did you mean 'text'?"),
+    ("say", "\0\1JFIF", f"{FILE}'text' (a string). Its infer takes the bytes of a file: curl --data-binary @FILE -H"),
+    ("twice", "\x89PNG\r\n\x1a", f"{FILE}'x' (a list of numbers)"),
+    ("say", "--------x\r\nContent-Disposition: form-data", f"{FILE}'text' (a string). Its infer takes the bytes of a"),
 ]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_a_file_from_a_shell(served: Triton, tmp_path: Path) -> None:
+    """The line that the error says works as it is, for strings and for bytes as numbers."""
+    (tmp_path / "cat.jpg").write_bytes(bytes(range(256)))
+
+    def curl(*arguments: str) -> bytes:
+        command = ["curl", "-sS", "--max-time", str(PATIENCE_S), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout
+
+    for name in ("measured", "counted"):
+        url = f"{served.http_url}/v2/models/{name}/generate"
+        for sent in (
+            ("-F", "image=@cat.jpg"),
+            ("--data-binary", "@cat.jpg", "-H", "Content-Type: application/octet-stream"),
+        ):
+            told = json.loads(curl(*sent, url))["error"]
+            assert told.startswith(FILE)
+            line = told.partition(": curl ")[2].replace("@FILE", "@cat.jpg").replace("...", str(served.http_url))
+            answer = curl(*shlex.split(line))
+            # What is behind the JSON is the output, an int64.
+            assert int.from_bytes(answer[-8:], "little") == 256
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream", "versions/1/generate"])

@@ -83,6 +83,13 @@ void CheckTexts() {
   CHECK(begins(ErrorOf(R"({"zzzzzz":1,"qqqqqq":2})"), "the input 'text' is missing; got 'zzzzzz', 'qqqqqq'."));
   CHECK(begins(ErrorOf("[1]"), "expected a JSON object with the inputs, got a list"));
   CHECK(begins(ErrorOf(""), "expected a JSON object with the inputs, got no body"));
+  const std::string file = "expected a JSON object with the inputs, got the bytes of a file, or a form. The model takes ";
+  for (const std::string_view body : {std::string_view("\xff\xd8\xff\xe0\0\x10JFIF", 10), std::string_view("\x89PNG\r\n\x1a\n"),
+                                      std::string_view("--------a\r\nContent-Disposition: form-data; name=\"image\"")}) {
+    CHECK(begins(ErrorOf(std::string(body)), file));
+  }
+  // Slips in JSON are Triton's to tell.
+  for (const char* body : {"'text': 1", "text=a", "\"text\"", "5"}) CHECK(ErrorOf(body).empty());
   // What is no JSON is Triton's to tell.
   for (const char* text : {"{", R"({"text")", R"({"text":)", R"({"text":5)", "nonsense", R"({"text":"a)"}) {
     CHECK(ErrorOf(text).empty());

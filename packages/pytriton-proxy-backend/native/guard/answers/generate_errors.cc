@@ -242,6 +242,26 @@ std::string FindNameError(const GenerateRequest& request, const std::vector<Gene
   return text;
 }
 
+// Whether a body that is no object is the bytes of a file, or a form with one, as `curl --data-binary` and `curl -F` send
+// them. What else is no JSON may be a slip, of which Triton says where it is.
+bool IsFileOrForm(std::string_view body) {
+  const bool is_text = std::all_of(body.begin(), body.end(), [](unsigned char byte) {
+    return byte >= 0x20 || (byte >= '\t' && byte <= '\r');
+  });
+  return !body.empty() && body[0] != '{' && (!is_text || body.rfind("--", 0) == 0);
+}
+
+std::string FileError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs) {
+  const std::string taken = inputs.empty() ? "" : ". The model takes " + AllTaken(inputs);
+  const bool takes_bytes = inputs.size() == 1 && (inputs[0].type == "TYPE_STRING" || inputs[0].type == "TYPE_UINT8");
+  const std::string version = request.version < 0 ? "" : "/versions/" + std::to_string(request.version);
+  return "expected a JSON object with the inputs, got the bytes of a file, or a form" + taken +
+         (takes_bytes ? ". Its infer takes the bytes of a file: curl --data-binary @FILE -H "
+                        "'Inference-Header-Content-Length: 0' .../v2/models/" +
+                            request.model + version + "/infer"
+                      : ". In JSON, bytes are base64 where the model reads that; clients send them as they are");
+}
+
 }  // namespace
 
 ModelInterface ReadInterface(std::string_view config) {
@@ -298,6 +318,7 @@ ModelInterface ReadInterface(std::string_view config) {
 
 std::string FindGenerateError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs,
                               bool has_parameters) {
+  if (IsFileOrForm(request.body.text())) return FileError(request, inputs);
   JsonReader reader(request.body.text());
   const char begin = reader.Next();
   if (begin == '\0' || begin == '[') {
