@@ -273,7 +273,7 @@ static_assert(sizeof(InstanceFields) == {ctypes.sizeof(Instance)});
 // What happens to a request. Python is told in the thread in which it happens.
 {flags(native_calls.Event)}
 
-// Of a response as Python gets it.
+// Flags of a response as Python gets it.
 {flags(native_calls.ResponseFlag)}
 
 }}  // namespace pytriton

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kMostMapped = 16;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
-// So many batches of one request in a row are those of a lone caller, as in the native proxy.
+// After so many batches of one request in a row the caller is taken to be alone, as in the native proxy.
 constexpr uint32_t kInRow = 8;
 // Whoever looks for a batch and is away for so long had to give way to somebody, who would do better without: it rests
 // for so many batches, and twice as many each time in a row.
@@ -68,7 +68,7 @@ struct Lane {
   bool came_soon;        // the last one, within `look_ns` of the answer before it
   uint32_t rest;         // for how many batches more none is looked for
   uint32_t next_rest;
-  // Of one run.
+  // The segments that one run uses.
   Segment segments[kMostMapped];
   int segment_count;
   // Two: with a batch that was sent ahead the proxy backend says nothing yet of the response before it.

@@ -20,7 +20,7 @@ void Count(
     Counts* counts, const BatchForm& batch, const RecordHeader& record, const ReplyForm& reply, uint64_t called_ns,
     uint64_t spent_ns);
 
-// The forms of batches that came.
+// The forms that batches have had so far.
 struct Forms {
   BatchForm* made[kMaxBatchForms];
   int count, last, next;

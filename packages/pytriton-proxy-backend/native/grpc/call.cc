@@ -130,7 +130,7 @@ void Slot::OnMessage(Message message) {
   }
   call_->SendMessage(std::move(message));
   guard::GivenResponse::Note(call_->body_.backlog);
-  // Of a request that went on it was given to Triton's own front end before.
+  // The message of a request that was passed on has gone through Triton's own front end before.
   if (outcome_ != nullptr && outcome_->backlog != nullptr) outcome_->backlog->Pass(1);
   // The one message of ModelInfer goes with its status.
   if (call_->kind_ != Call::Kind::kStreamInfer) return;

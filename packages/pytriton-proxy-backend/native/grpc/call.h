@@ -210,7 +210,7 @@ class ClientConnection : public Http2Connection {
   friend class Slot;
   std::shared_ptr<Call> Find(int32_t stream);
   void SayGoodbyeAfter(int32_t last_stream);
-  // Of the thread of the loop alone.
+  // For the thread of the loop alone.
   using OwnTimer = std::optional<Loop::Timer>;
   void After(std::chrono::milliseconds time, OwnTimer ClientConnection::*timer, void (ClientConnection::*task)());
   void ListenFor(std::chrono::milliseconds time);

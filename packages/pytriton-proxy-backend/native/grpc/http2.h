@@ -27,7 +27,7 @@ struct Piece {
   size_t size = 0;
 };
 
-// What is to be sent in one stream. For who has the lock of its connection.
+// What is to be sent in one stream. Whoever uses it holds the lock of the connection.
 struct Body {
   void Add(Chunk chunk);
   void Add(std::string_view text);
@@ -65,7 +65,7 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
   void OnEvents(uint32_t events) override;
 
  protected:
-  // When the other side was last heard of; for who has the lock.
+  // When the other side was last heard of. The caller holds the lock.
   Clock::time_point heard() const { return heard_; }
 
   // What the other side does. Called with the lock; what has to happen without it waits for `AfterRead`.

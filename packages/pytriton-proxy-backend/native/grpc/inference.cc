@@ -333,7 +333,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     for (size_t i = 0; i < request_.inputs.size(); ++i) {
       if (!AppendInput(i, status)) return false;
     }
-    // Of other models each response is told, and nothing beside it.
+    // A model that is not decoupled has one response, and no empty one after it.
     wants_empty_final_ = wants_empty_final_ && method_ == Method::kStreamInfer && IsDecoupled(server, request_);
     TRITONSERVER_ResponseAllocator* const allocator = Allocator(status);
     return allocator != nullptr &&

@@ -106,7 +106,7 @@ struct Request {
   // Triton's own front end serves it: it names a region of shared memory, asks for the classification extension, or is
   // wrong in a way of which that front end says what it is.
   bool is_for_triton = false;
-  // Of a stream whose caller has sent the header triton_grpc_error: an error of the model is the status of the stream.
+  // Whether an error of the model becomes the status of the stream, as a caller with the header triton_grpc_error wants.
   bool stops_at_error = false;
 };
 

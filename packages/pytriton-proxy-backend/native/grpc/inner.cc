@@ -23,7 +23,7 @@ std::string NameOf(int fd, bool is_peer) {
   socklen_t size = sizeof(address);
   const auto ask = is_peer ? getpeername : getsockname;
   if (ask(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
-  // Of an address of IPv6 the scope and flow may differ between the two ends.
+  // The two ends may have different scopes and flows of an IPv6 address.
   uint16_t port = 0;
   in6_addr host{};
   if (address.ss_family == AF_INET) {

@@ -51,8 +51,8 @@ struct Connection {
   std::shared_ptr<RequestOutcome> streamed;
   HttpAnswers answers;  // what was written
   std::unique_ptr<HttpResponse> corrected;  // the response that is being written, where it is not as it should be
-  // Of gRPC. Its front end reads and writes a connection in different threads: all but `received` is for who has the
-  // lock of its writing.
+  // For gRPC. Its front end reads and writes a connection in different threads: whoever uses anything but `received` holds
+  // the lock for writing.
   Http2Frames sent;
   Http2Frames received{kHttp2Preface};
   size_t goodbye_bytes = 0;  // of GOAWAY, that were sent

@@ -52,7 +52,7 @@ enum Event : uint32_t {
   kCompleted = 4,
 };
 
-// Of a response as Python gets it.
+// Flags of a response as Python gets it.
 enum ResponseFlag : uint32_t {
   // It is the last one.
   kFinal = 1,

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kLane = "pytriton.inprocess.lane";
 
-// What the arrays of a batch refer to: it keeps the slab. Whoever drops it has the GIL.
+// The base object of the arrays of a batch, which keeps their memory alive. Whoever drops it holds the GIL.
 struct Block {
   PyObject head;
   PyObject* owner;

@@ -140,7 +140,7 @@ PyObject* NewShape(const std::vector<int64_t>& dims) {
   return shape.release();
 }
 
-// Name, number of the type, shape, and an array; in place of that the address of elements that are on a device.
+// (name, number of the type, shape, array); for elements on a device their address stands in place of the array.
 PyObject* NewOutput(OutputTensor* output) {
   const bool on_device = output->data != nullptr && output->memory == nullptr;
   return NewTuple(

@@ -30,7 +30,7 @@ namespace {
 
 constexpr char kBackendName[] = "pytriton";
 
-// Of these two one is set.
+// Exactly one of the two is set.
 struct Model {
   std::unique_ptr<pytriton::Endpoint> endpoint;
   std::unique_ptr<pytriton::PythonModel> python;
@@ -171,7 +171,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_GetBackendAttribute(
     TRITONBACKEND_Backend* backend, TRITONBACKEND_BackendAttribute* attributes) {
   bool python = false;
   PYTRITON_RETURN_IF_ERROR(HasPythonModels(backend, &python));
-  // Of models of ours an instance is nothing that takes time to load.
+  // An instance of a model with workers takes no time to load; one of a Python model does.
   return python ? TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(attributes, true) : nullptr;
 }
 

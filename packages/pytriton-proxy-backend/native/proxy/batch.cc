@@ -64,7 +64,7 @@ bool HasItsForm(InputView* view, const InputRanks* ranks, std::string* error) {
     *error = InputName(*view) + " has data type " + std::to_string(view->dtype) + ", which this backend does not know";
     return false;
   }
-  // Of an empty tensor the other dimensions count as well: no array can have any.
+  // The other dimensions of an empty tensor are checked as well, because no array can have arbitrary ones.
   uint64_t bytes = strings ? sizeof(uint32_t) : element;
   bool is_empty = false;
   for (uint32_t d = 0; d < view->dims_count; ++d) {
@@ -700,7 +700,7 @@ void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::strin
   TRITONBACKEND_Response* response = NewResponse(item, &reason);
   if (response == nullptr) {
     PYTRITON_LOG(ERROR, "no response for an error could be made: " + reason + "; the error: " + text);
-    // Of a stream at least the end can be told.
+    // A stream can at least be ended.
     item.ended = last && item.factory != nullptr &&
                  Succeeded(TRITONBACKEND_ResponseFactorySendFlags(item.factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL));
     return;
@@ -752,7 +752,7 @@ struct Slices {
   struct Chain {
     uint32_t first = kNone;
     uint32_t last = kNone;
-    // Does not hold the strings of all its responses.
+    // An output whose payload does not hold the strings of all responses; null where there is none.
     const RecordTensor* broken = nullptr;
   };
   std::vector<Slice> all;
@@ -972,7 +972,7 @@ void Batch::Respond(const ResponseRecord& record) {
     const auto& entry = entries[i];
     Item& item = items_[entry.request];
     if (!item.open) {
-      // Of an expired batch nobody waits for one: that it was late is in the log already.
+      // Nobody waits for answers of an expired batch; the log has it already that it was late.
       if (expired || item.given_up) continue;
       PYTRITON_LOG(WARN, "a worker answered request " + std::to_string(entry.request) + " of batch " +
                              std::to_string(id_) + " after its last response; the answer is dropped");
@@ -1060,7 +1060,8 @@ void Batch::Release(Item& item) {
     if (error.empty()) {
       item.request = nullptr;
     } else {
-      // As by a model without an iterative scheduler, or while it is unloaded: the request is still ours.
+      // Triton did not take the request back, as for a model without an iterative scheduler or one that is unloaded: it is
+      // still ours, and gets an error.
       SendError(item, TRITONSERVER_ERROR_INTERNAL, error);
     }
   }

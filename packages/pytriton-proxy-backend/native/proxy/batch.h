@@ -155,7 +155,7 @@ class Batch {
   // The request that was collected last, whose inputs are the last views. Answers it where the cache can, and has its
   // inputs read from its question from then on where it may be able to later.
   bool AnswerFromCache(Item* item, const BatchSource& source);
-  // Of the same. Null where answers to it are not to be kept.
+  // The question that this request puts to the cache; null where answers to it are not to be kept.
   std::unique_ptr<Question> QuestionOf(const BatchSource& source) const;
   void SendCached(Item* item, const CachedResponse& cached);
   // Answers an open request of a batch that no worker has; `DropRefused` lets all of them go.

@@ -18,7 +18,8 @@ namespace pytriton {
 
 namespace {
 
-// So many responses of a stream, and so much of the budget, may wait for their acknowledgement.
+// The most responses of a stream that may wait for their acknowledgement, and the part of the budget (one in so many)
+// that they may take.
 constexpr uint64_t kMostUnacknowledged = 16;
 constexpr uint64_t kPartsOfBudget = 8;
 // How long the messages of one worker are read in a row.
@@ -629,7 +630,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   if (says_executed_) executing_.store(message.batch, std::memory_order_release);
   StampSent(block.data, (*batch)->MarkSent());
   if (settings_.cost_limit != 0 && !has_ahead_ && !in_flight_.empty()) {
-    // Of batches that share a worker the time says little.
+    // The time that a batch took says little where it shared the worker with others, so these are not measured.
     (*batch)->cost = 0;
     for (auto& entry : in_flight_) entry.second->cost = 0;
   }

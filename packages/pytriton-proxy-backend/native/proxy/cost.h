@@ -22,7 +22,7 @@ class CostCut {
   // Stands for the sizes of an input that a request lacks.
   static constexpr uint64_t kAbsent = UINT64_MAX;
 
-  // Of a request by itself. `sizes` are those of the free dimensions of all inputs, one input after the other.
+  // The cost of a request by itself. `sizes` are those of the free dimensions of all inputs, one input after the other.
   uint64_t CostOf(uint32_t rows, const std::vector<uint64_t>& sizes) const;
   void Add(uint32_t rows, std::vector<uint64_t> sizes);
 

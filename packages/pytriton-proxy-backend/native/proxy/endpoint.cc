@@ -67,7 +67,7 @@ constexpr uint64_t kPauseNs = 40 * 1000;
 constexpr uint32_t kInRow = 8;
 constexpr uint64_t kLookNs = 100 * 1000;
 
-// Of Linux 4.5; the headers that this is built with may be older, and a system without it wakes both who wait.
+// Linux has it since 4.5. The headers that this is built with may be older; a system without it wakes both who wait.
 #ifndef EPOLLEXCLUSIVE
 constexpr uint32_t EPOLLEXCLUSIVE = 1u << 28;
 #endif
@@ -418,7 +418,7 @@ void Endpoint::Run() {
       attends_workers = busy || executed == seen_executed;
       if (sweep) seen_executed = executed;
       // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
-      // Of those that are asleep nothing is due; their sockets are attended to, so what they send is seen.
+      // Workers that are asleep need no sweep; their sockets are attended to, so what they send is seen.
       const bool asleep = attends_workers && std::all_of(connections_->begin(), connections_->end(), [](const auto& each) {
         return each->is_asleep();
       });
@@ -791,7 +791,7 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
       case Connection::SendResult::kAnswered:
         break;
       case Connection::SendResult::kRefused:
-        // As a whole. Its requests may fit, and one that does not is no concern of the others.
+        // The batch does not fit as a whole. Its requests may fit one by one, and only those that do not get an error.
         if (auto half = batch->SplitOff(NextBatchId())) {
           PutBack({std::move(half), came_ns});
           continue;

@@ -32,7 +32,7 @@ class Endpoint : private ConnectionOwner {
 
   // Lets workers call into the server. Before `Listen`.
   void OfferCalls(std::unique_ptr<CallService> calls) { calls_ = std::move(calls); }
-  // Lets answers be given again. Before `Listen`.
+  // Turns the response cache on. Called before `Listen`.
   void UseCache(std::unique_ptr<ModelCache> cache) { cache_ = std::move(cache); }
   // Null where there is none.
   ModelCache* cache() const { return cache_.get(); }
@@ -126,11 +126,12 @@ class Endpoint : private ConnectionOwner {
   std::atomic<uint64_t> next_batch_{1};
   std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;
-  // Of the background thread: the listener, the workers' processes and kick_fd_.
+  // What the background thread waits for: the listener, the workers' processes and kick_fd_.
   int epoll_fd_ = -1;
-  // Of the same, while no Execute sees to the workers' sockets: these and epoll_fd_.
+  // What it waits for while no Execute polls the workers' sockets: these sockets and epoll_fd_.
   int idle_epoll_fd_ = -1;
-  // Of the Execute that polls: the workers' sockets, wake_fd_ and timer_fd_. A message wakes one of the two (see WatchWorker).
+  // What the Execute that polls waits for: the workers' sockets, wake_fd_ and timer_fd_. A message wakes one of the two (see
+  // WatchWorker).
   int execute_epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread
   int wake_fd_ = -1;  // wakes the Execute that polls
@@ -146,7 +147,7 @@ class Endpoint : private ConnectionOwner {
   std::atomic<bool> answered_soon_{false};  // whether the last of these was answered within the time of `LookForAnswer`
   LateEnds late_ends_{[this] { Signal(kick_fd_); }};
   std::thread thread_;
-  // Of the background thread: where accepting failed, when to try again, and when that was logged.
+  // For the background thread: when to accept again after a failure, and when that was logged.
   uint64_t accept_again_ns_ = kNever;
   uint64_t accept_logged_ns_ = 0;
 

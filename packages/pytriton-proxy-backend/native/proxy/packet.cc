@@ -12,7 +12,7 @@ namespace pytriton {
 
 namespace {
 
-// Of Linux 6.5 and 5.3; the headers that this is built with may be older.
+// Linux has these two since 6.5 and 5.3; the headers that this is built with may be older.
 #ifndef SO_PEERPIDFD
 constexpr int SO_PEERPIDFD = 77;
 #endif

@@ -74,7 +74,7 @@ class PythonModel {
   TRITONSERVER_Error* Ask(
       ControlConnection* control, const Frame& question, size_t count, int stop_fd,
       std::vector<std::string>* answer) const;
-  // What has to run where no supervisor can be asked.
+  // Advice for an error: which command starts the supervisor that cannot be reached.
   std::string Advice() const;
   TRITONSERVER_Error* Unavailable(const std::string& error) const;
 

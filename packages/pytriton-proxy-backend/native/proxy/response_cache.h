@@ -120,7 +120,7 @@ class ModelCache {
   ModelCache(const ModelCache&) = delete;
   ModelCache& operator=(const ModelCache&) = delete;
 
-  // What the questions begin with that are asked from now on.
+  // The number that questions begin with from now on. `Renew` changes it, so that no older answer is found.
   uint64_t owner() const { return owner_.load(std::memory_order_acquire); }
   // Drops all answers, those included to requests that are being answered.
   void Renew();

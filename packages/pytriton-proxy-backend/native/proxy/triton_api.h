@@ -156,7 +156,7 @@ enum : uint32_t {
 // Version of the backend API that these declarations come from: the same major and at least this minor is needed.
 constexpr uint32_t kBackendApiMajor = 1;
 constexpr uint32_t kBackendApiMinor = 19;
-// Of the structure of a model's configuration.
+// The version of the structure of a model's configuration.
 constexpr uint32_t kConfigVersion = 1;
 
 TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* msg);

@@ -64,7 +64,7 @@ class GenerateResponses {
   bool Add(std::vector<OutputRows> rows);
   void AddError(std::string_view error);
 
-  // Of the response.
+  // How many rows each output of the response has.
   std::vector<OutputRows> rows() const;
   // Why the answer is no answer to `generate`, in words; empty where it is one.
   std::string FindError() const;

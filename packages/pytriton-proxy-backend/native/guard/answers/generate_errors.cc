@@ -12,7 +12,7 @@
 namespace pytriton::guard {
 namespace {
 
-// Of what a caller sent, and of lists of names, so much is said.
+// The most bytes of a caller's text, and the most names of a list, that an error shows.
 constexpr size_t kMostShown = 60;
 constexpr size_t kMostNames = 12;
 // A name with more letters is compared with none.
@@ -210,7 +210,7 @@ void LookAt(const GenerateRequest& request, const std::vector<GenerateInput>& in
   }
 }
 
-// Of names that are no inputs, or of inputs that are not there.
+// The error about names that are no inputs, or inputs that are missing; empty where there is none.
 std::string FindNameError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs, const Found& found,
                           bool has_parameters) {
   const GenerateInput* missing = nullptr;
@@ -292,7 +292,7 @@ ModelInterface ReadInterface(std::string_view config) {
     if (name == "input") read_tensors(member, &model.inputs);
     if (name == "output") read_tensors(member, &model.outputs);
     if (name == "parameters") {
-      // Of servers of ours: HINTS_PARAMETER of pytriton.model_config.
+      // Servers of ours have this parameter: HINTS_PARAMETER of pytriton.model_config.
       const std::string hints = text(JsonMember(JsonMember(member, "pytriton_hints"), "string_value"));
       JsonReader(hints).Object([&](const std::string& kind, std::string_view named) {
         auto* const read = kind == "inputs" ? &input_hints : kind == "outputs" ? &output_hints : nullptr;

@@ -73,7 +73,7 @@ size_t HttpResponse::ConvertHead(std::string_view text, std::string* out) {
   return used;
 }
 
-// Whether a response whose head this is has a length, which `left_` is then.
+// Returns whether this head says how long the response is, and sets `left_` to that.
 bool HttpResponse::FindLength(std::string_view head) {
   bool has_length = false;
   for (size_t at = 0; at < head.size();) {

@@ -15,7 +15,7 @@ namespace pytriton::guard {
 
 namespace {
 
-// Of Triton's core: it has one code for all that is not available.
+// Texts of Triton's core, which has one code for everything that is unavailable.
 constexpr std::string_view kQueueFullText = "Exceeds maximum queue size";
 constexpr std::string_view kQueueTimeoutText = "Request timeout expired";
 

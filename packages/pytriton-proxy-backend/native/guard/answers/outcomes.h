@@ -22,7 +22,7 @@ Outcome OutcomeOfError(int code, std::string_view text);
 // What a status of HTTP says, where no error of Triton's is known. Whatever a front end does not hand to Triton, it finds
 // wrong: it has no better status for JSON that cannot be read than 500.
 Outcome OutcomeOfStatus(int status, bool is_submitted);
-// The status of HTTP that an answer of this status should have; 0: its own. `generate` has 400 for whatever fails in a
+// The HTTP status that an answer with `status` should have; 0: the one that it has. `generate` has 400 for whatever fails in a
 // model, and each front end 500 for what it cannot read.
 int StatusOfOutcome(Outcome outcome, int status);
 
@@ -78,15 +78,15 @@ class RequestOutcome {
   void CountNotedOr(Outcome outcome) { Count(NotedOr(outcome)); }
   void Count(Outcome outcome);
 
-  // Of HTTP, for the thread that serves the connection, until the request is in Triton: whether the response is a stream,
+  // For HTTP, used by the thread that serves the connection until the request is in Triton: whether the response is a stream,
   // whether Triton will say how it ends, and whether the caller understands chunks.
   bool is_stream = false;
-  // Of a stream: what waits for its caller. It stays as it is once the request is in Triton.
+  // What waits for the caller of a stream. The pointer stays as it is once the request is in Triton.
   std::shared_ptr<StreamBacklog> backlog;
   bool is_submitted = false;
   bool has_chunks = true;
   bool is_post = true;
-  // Of a request for the page about the server.
+  // Whether the request is for the page about the server.
   bool is_page = false;
   bool wants_html = false;
   // Whether its answer has no body, and says which methods there are.

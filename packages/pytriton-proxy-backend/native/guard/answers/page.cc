@@ -16,7 +16,7 @@ constexpr uint64_t kMostValues = 64;
 
 constexpr std::string_view kScript =
     R"(const u=new URL('.',location.href).href.replace(/\/$/,'');for(const e of document.querySelectorAll('.u'))e.textContent=u;)";
-// Of that script.
+// The digest of that script, for the header Content-Security-Policy.
 constexpr std::string_view kScriptDigest = "sha256-moHSnNlkeBagz+FZkMO4IbN6ygumwlWmPT5fKRvJTpw=";
 
 constexpr std::string_view kHead = R"(<!doctype html>

@@ -49,7 +49,7 @@ GenerateBody::Ending EndGenerate(RequestOutcome* request) {
   return {StatusText(status == 0 ? 400 : status), "{\"error\":" + JsonString(error) + "}"};
 }
 
-// Where an answer to `generate` says less than its caller can be told.
+// Replaces an answer to `generate` by one that tells its caller more: samples in lists of their own, and the true error.
 void CorrectGenerate(Connection* connection) {
   const std::shared_ptr<RequestOutcome>& request = connection->unanswered.front();
   const bool is_decoupled = request->responses->is_decoupled();
@@ -139,7 +139,7 @@ void CountLeft(const Connection& connection) {
   const auto leave = [](const std::shared_ptr<RequestOutcome>& request) {
     if (request == nullptr) return;
     request->Count(Outcome::kCancelled);
-    // A model that waits until its caller has taken something would wait for ever.
+    // A model that waits for its caller to take something would wait for ever otherwise.
     if (request->backlog != nullptr) request->backlog->End();
   };
   std::for_each(connection.unanswered.begin(), connection.unanswered.end(), leave);

@@ -21,9 +21,10 @@ class StreamBacklog {
 
   // A response was given to the front end, which writes them in their order.
   void Add(uint64_t bytes);
-  // Of one that writes them to the caller's socket: so many bytes were written, with which so many responses are whole.
+  // A front end that writes to the caller's socket has written `bytes` more, which complete `count` responses.
   void Write(uint64_t bytes, uint64_t count);
-  // Of one that hands them on to another, which tells what it holds for the caller, in bytes: so many came to that.
+  // A front end that hands responses on to another has handed on `count`; the other reports by `Hold` how many bytes it
+  // keeps for the caller.
   void Pass(uint64_t count);
   void Hold(uint64_t bytes);
   // The socket, by which is seen what of the written bytes has left the system; until `End`. -1: nobody's.

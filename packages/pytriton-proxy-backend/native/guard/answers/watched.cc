@@ -25,7 +25,7 @@ struct WatchedResponses {
   int connection;  // over HTTP; -1: over gRPC
 };
 
-// The response callback of a request that this thread makes, until it is handed to Triton: what stands in front of it.
+// What stands in front of the response callback of the request that this thread is making, until Triton gets the request.
 thread_local WatchedResponses* t_watched = nullptr;
 
 // The request that this thread makes, and how many samples its last input has, if it has a batch axis.
@@ -146,7 +146,7 @@ TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_Infere
       WatchedResponses{on_response, user, std::move(outcome), request, t_paused});
   TRITONSERVER_Error* const error = next(request, allocator, allocator_user, OnWatchedResponse, watched.get());
   if (error != nullptr) return error;
-  // Of one that was not handed to Triton after all nobody will hear.
+  // Deletes that of an earlier request which was never handed to Triton: its callback will not be called.
   delete std::exchange(t_watched, watched.release());
   return nullptr;
 }

@@ -85,7 +85,7 @@ int HttpPoll::Filter(epoll_event* events, int count) {
       if ((event.events & EPOLLRDHUP) != 0) event.events = (event.events & ~uint32_t{EPOLLRDHUP}) | EPOLLIN;
       return false;
     }
-    // Of a caller that sends more or leaves before it has its response: the front end hears of it when it reads again.
+    // A caller sends more, or leaves, before it has its response: the front end learns of it when it reads again.
     Watch(interest, fd, system_.on_unwanted(fd, event.events));
     return true;
   });

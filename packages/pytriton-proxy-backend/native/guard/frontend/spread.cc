@@ -9,7 +9,8 @@
 namespace pytriton::guard {
 namespace {
 
-// Of the front end whose connections this thread accepts; null in other threads. Kept, as those threads are.
+// The threads of the front end whose connections this thread accepts; null in other threads. They are never freed, as
+// those threads never end.
 thread_local HttpThreads* t_http_threads = nullptr;
 
 }  // namespace

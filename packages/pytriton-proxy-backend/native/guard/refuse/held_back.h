@@ -20,7 +20,7 @@
 
 namespace pytriton::guard {
 
-// So much the front end (libevent 2.1.12) reads at once, and so long a first line may be.
+// How much the front end (libevent 2.1.12) reads at once, which is also the longest first line that is accepted.
 constexpr size_t kMostFirstLine = 4096;
 
 // As readv, in front of which the bytes stand that are held back. Fails with ENOBUFS where a first line is longer than what

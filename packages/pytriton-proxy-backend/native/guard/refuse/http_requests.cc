@@ -110,7 +110,7 @@ void CountRefusal(Guard* guard, const Connection* connection, const Refusal& ref
 }
 
 ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
-  // Of those who look whether a server is there nothing is to be told.
+  // Probes that only look whether a server is there are not logged.
   if (refusal.status != kNotAllowed && refusal.status != kNoContent) LogRefusal(refusal.text);
   // The answer to a request in front may have begun, and its head be held until its end is known.
   const bool is_behind_another = connection->awaits_response() || !connection->answers.is_at_begin() || before > 0;

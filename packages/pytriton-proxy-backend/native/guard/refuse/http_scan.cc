@@ -26,7 +26,8 @@ constexpr uint64_t kCopiesOfJson = 3;
 
 // Each piece of a chunked body lies in a block of its own, of so many bytes at least; a body of a known length in one.
 constexpr uint64_t kBytesPerPiece = 1024;
-// So many blocks may be as small as they like. What they take stays with the server's thread after they are freed.
+// The number of blocks that may be of any size. The memory of small ones stays with the server's thread after they are
+// freed.
 constexpr uint64_t kSmallBlocks = 65536;
 // More have to hold so many bytes on average. A chunk of 1 KiB is cut in two where a read of the server ends in it.
 constexpr uint64_t kLeastBlock = 512;
@@ -325,7 +326,7 @@ void HttpScan::ParseHeader(std::string_view line) {
     if (once(&has_json_length_)) number(value, kMaxJsonLength, &json_length_);
   } else if (EqualNoCase(name, "transfer-encoding")) {
     if (!once(&is_chunked_)) return;
-    // As the server compares it, which sees no chunks otherwise.
+    // Compared as the server does, which does not see chunks where this text differs.
     const std::string_view exact = line.substr(std::min(line.find_first_not_of(' ', colon + 1), line.size()));
     if (exact != "chunked" && exact != "Chunked") {
       Refuse(501, "expected 'chunked' in the header 'Transfer-Encoding', got " + Quote(value));

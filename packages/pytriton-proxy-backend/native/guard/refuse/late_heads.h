@@ -18,7 +18,7 @@ class LateHeads {
     if (listed_.insert(fd).second) heads_.emplace(until_ms, fd);
   }
 
-  // As a timeout of epoll_wait, which is no longer than until the first is late; some milliseconds more do no harm.
+  // The timeout for epoll_wait: `timeout_ms`, or less if a head is late before. Some milliseconds more do no harm.
   int Timeout(int timeout_ms, uint64_t now_ms) const {
     if (heads_.empty()) return timeout_ms;
     const uint64_t until = heads_.begin()->first;

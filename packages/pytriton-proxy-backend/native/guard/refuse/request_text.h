@@ -11,7 +11,7 @@ class RequestText {
  public:
   // More of it than this is not kept.
   static constexpr size_t kMost = 256 * 1024;
-  // Of each string.
+  // The most bytes that are kept of each string.
   static constexpr size_t kMostOfString = 200;
 
   void Add(const char* data, size_t size);

@@ -40,7 +40,7 @@ class HttpDeferrals {
 
  private:
   static constexpr size_t kMessageSize = 17;
-  // Of descriptors: the threads are started with the server, before there are connections.
+  // The highest descriptor: the threads start with the server, before there are connections, so theirs are low.
   static constexpr size_t kMost = 4096;
 
   struct Pipe {

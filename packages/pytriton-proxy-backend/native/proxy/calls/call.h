@@ -31,7 +31,7 @@ struct Call {
   const uint64_t offset;
   const bool stream;  // any number of responses may come
 
-  // Of the reader until Triton has the request, and then of nobody: what the inputs lie in.
+  // The memory that the inputs lie in. It belongs to the reader until Triton has the request, and then to nobody.
   std::shared_ptr<Segment> memory;
   // Payloads of strings, which a target is to find as they were checked. One that is added leaves the others where they
   // are: Triton has their addresses, of short ones, too, which lie in the string itself.

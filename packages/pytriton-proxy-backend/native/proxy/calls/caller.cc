@@ -77,7 +77,7 @@ uint16_t Caller::Flags(const CallRef& call, bool final) {
 
 void Caller::Finish(const CallRef& call, const Failure& failure, uint64_t value) {
   if (closed_) return;
-  // Of a stream that has ended, Triton may still have the request, and with it the inputs.
+  // Triton may still have the request of a stream that has ended, and with it the inputs.
   if (!call->HasRequest()) call->memory.reset();
   if (failure) {
     // One that is long needs room in the arena; without any, it is cut off rather than that it waits.

@@ -59,7 +59,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   }
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
-  // Of Triton's threads: a response of a call, null where there is none; and the end of its request.
+  // Called by Triton's threads: with a response of a call, null where there is none; and at the end of its request.
   void Respond(const CallRef& call, Response response, bool final);
   void Released(const CallRef& call);
   // Ends a call that waits for a question with the number of that.

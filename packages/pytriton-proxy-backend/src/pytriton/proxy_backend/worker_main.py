@@ -40,7 +40,7 @@ NAME = "pytriton.proxy_backend.worker_main"
 
 _REPORT_S = 0.25
 _ALIVE_S = 1.0
-# How long a connection may be closed while the callable is busy, before that is told.
+# How long a connection may be closed while the callable is busy, before that is reported.
 _CUT_S = 0.5
 # How long a worker may take for what it is at after SIGTERM.
 _TERM_TIMEOUT_S = 30.0

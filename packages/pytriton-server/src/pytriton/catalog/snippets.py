@@ -64,7 +64,7 @@ def describe_type(tensor: TensorSpec) -> str:
 
 
 def _is_of_batches(tensor: TensorSpec) -> bool:
-    """Return whether the hint of an input is that of a batch, as the author of a batched function writes it."""
+    """Return whether the hint of an input describes a whole batch, as hints of functions with `batched=True` do."""
     is_list = tensor.hint.startswith("list[") and tensor.shape != (-1,) and json_example(tensor) is None
     return is_list or "'batch'" in tensor.hint
 

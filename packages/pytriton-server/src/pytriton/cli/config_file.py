@@ -21,7 +21,7 @@ __all__ = ["ConfigFile", "ConfigFileError", "check_duration", "check_sleep", "re
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
 # The function determines these fields.
 _OF_CODE = ("batching", "decoupled")
-# Of a cost, the function determines the others.
+# The fields of a `Cost` that the file may set; the function determines the others.
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.

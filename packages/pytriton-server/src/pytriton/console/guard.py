@@ -72,7 +72,7 @@ class Guard:
         self._cookie = cookie
         self._secure = "; Secure" if is_encrypted else ""
         self._sessions: dict[bytes, float] = {}
-        # The places that are trying a password now.
+        # By place of the caller: its attempts at the password.
         self._tries: dict[str, _Tries] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -35,7 +35,7 @@ _MOST_TOGETHER = 16
 _SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALLS})
 
 
-# Of a part whose model counts nothing.
+# The counts of a part whose model counts nothing.
 NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 

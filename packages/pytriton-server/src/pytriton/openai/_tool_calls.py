@@ -79,7 +79,7 @@ TOOL_PARSERS: Mapping[str, _Form] = {
 
 
 def longest_begin(text: str, ends: Sequence[str]) -> int:
-    """Return where the longest end of a text begins that could be the beginning of one of some texts."""
+    """Return the start of the longest suffix of `text` with which one of `ends` begins."""
     longest = max(map(len, ends), default=1) - 1
     places = range(max(0, len(text) - longest), len(text))
     return next((at for at in places if any(end.startswith(text[at:]) for end in ends)), len(text))

@@ -80,7 +80,7 @@ class TritonBase(abc.ABC):
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._context = TritonContext()
-        # Of the server, if it is known: where models that are bound without one send their spans.
+        # The trace settings of the server, if known: models that are bound without their own send their spans there.
         self._trace_config: Sequence[str] | None = None
         self._models = BoundModels(self._workspace.endpoints_path)
         self._life = ServerLife(self._models, self._context)

@@ -56,7 +56,10 @@ def make_alias(handle: _T) -> _T:
 
 
 class Registry(Generic[_Owner]):
-    """The aliases, oldest first, each with the object of the program. An alias lives as long as that, or its server."""
+    """The aliases of `Triton` objects, oldest first, each beside the object that the program holds.
+
+    An alias lives as long as that object, or as the server that was started with it.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[weakref.ref[_Owner], weakref.ref[_Owner]]] = []

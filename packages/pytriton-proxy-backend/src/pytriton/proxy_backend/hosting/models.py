@@ -230,7 +230,7 @@ def settings_text(config: str, endpoint: Path) -> str:
         **own,
     )
     _check_cost(fields, own)
-    # Of the others, what the library has read from its own file counts.
+    # For the other settings, what the library has read from its own file counts.
     return settings.to_text(only=("endpoint", "batching", "decoupled", "max_waiting", "cache_bytes", *own))
 
 

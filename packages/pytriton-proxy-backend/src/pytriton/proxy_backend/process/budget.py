@@ -300,7 +300,7 @@ class MemoryBudget:
         known = [each.size for each in self._accounts if each.size is not None]
         fixed = sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
         limit = self.limit_bytes or 0
-        # Of the first of all nothing is known, so nobody else starts until it is.
+        # Nothing is known about the size of the very first process, so no other starts until it is known.
         return max(0, min(sum(known) // len(known) if known else limit, limit - fixed))
 
     def _is_hopeless(self, account: Account) -> bool:
@@ -432,7 +432,7 @@ class _Meter:
         ):
             return known[1]
         share = proportional_bytes(pid)
-        # Of a process of another user, only the resident memory is told.
+        # The kernel shows only the resident memory of a process of another user.
         measured = resident if share is None else share
         self._known[pid] = (resident, measured, now)
         if len(self._known) > 1000:

@@ -21,7 +21,8 @@ from ..system.processes import open_pidfd
 
 __all__ = ["Belongings", "reopen_files", "why_not_forked"]
 
-# Of CUDA, of Windows' Linux, of ROCm, of OpenGL and Vulkan. Libraries alone do no harm: they open one of these first.
+# The devices of CUDA, of Linux on Windows, of ROCm, of OpenGL and Vulkan. A loaded library alone does no harm: it opens
+# one of these first.
 _DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/")
 # A forked child that does nothing. What libraries do at a fork, in the child, may take a while on a busy machine.
 _PROBE_TIMEOUT_S = 30.0

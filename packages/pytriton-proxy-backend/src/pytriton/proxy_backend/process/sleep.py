@@ -22,14 +22,15 @@ __all__ = ["Sleep", "SleepState"]
 
 logger = logging.getLogger(__name__)
 
-# So often within the idle time the proxy backend is asked what it has done; a model sleeps a quarter later at most.
+# How many times within the idle time the proxy backend is asked what it has done. So a model falls asleep at most a
+# quarter of that time too late.
 _LOOKS = 4
 _LEAST_BETWEEN_LOOKS_S, _MOST_BETWEEN_LOOKS_S = 0.05, 60.0
 _ASK_TIMEOUT_S = 2.0
 _STEP_S = 0.25
 # While workers start for the first time.
 _STARTING_S = 0.02
-# So often it is noted who is used, where a budget puts those to sleep that were used least recently.
+# How often the time of last use is noted, in seconds; a budget puts those to sleep that were used least recently.
 _USE_S = 0.5
 # The part of the time that requests wait for a worker in which other models have to make room for it.
 _SHARE_FOR_ROOM = 0.8

@@ -290,7 +290,7 @@ class WorkerProcess:
             if self._on_unrecoverable is not None:
                 self._on_unrecoverable(str(self._failure.get("text", "")))
             return
-        # Of a refusal the text says all.
+        # The text of a refusal says everything; its traceback would add nothing.
         failure = self._failure if self._failure is not None and self._failure.get("stage") != "refused" else {}
         trace = str(failure.get("traceback", "")).rstrip()
         call_safely(logger.error, "%s%s", error, trace and f"\n{trace}")

@@ -27,7 +27,7 @@ class Block(Protocol):
 
 
 class State(enum.Enum):
-    """Of a connection, see `docs/protocol.md`."""
+    """The states of a connection, see `docs/protocol.md`."""
 
     GREETING = "greeting"
     ATTACHED = "attached"

@@ -206,7 +206,7 @@ class WorkerProtocol(Generic[B]):
         return messages.pack_detach()
 
     def must_wait(self, in_use: int, length: int) -> bool:
-        """Return whether a stream has enough on its way, of `in_use` bytes, that its arena shall not grow for more."""
+        """Return whether a stream must wait, because its arena, with `in_use` bytes on their way, shall not grow."""
         return self.welcome.decoupled and bool(self.unacknowledged) and in_use + length > STREAM_WINDOW
 
     def _settle(self, number: int, done: bool) -> tuple[int, list[bytes]]:

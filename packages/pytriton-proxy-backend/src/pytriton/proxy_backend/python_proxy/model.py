@@ -191,7 +191,7 @@ class TensorCodec:
     def write(self, name: str, array: np.ndarray[Any, Any]) -> Any:
         """Return an output as a tensor of the stub, which keeps the array as long as it needs it."""
         if self._plain:
-            # Of views on a message that is not aligned, stubs make what they like.
+            # Stubs misread arrays that are not aligned, as views on a message may be.
             return self._backend.Tensor(name, np.require(array, requirements=["C", "A"]))
         # Held here: a capsule that the stub refuses would be freed, by Python code, while its error is on the way.
         capsule = to_capsule(array)

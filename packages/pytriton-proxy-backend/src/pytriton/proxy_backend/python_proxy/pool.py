@@ -115,7 +115,7 @@ class WorkerPool:
     def free(self, worker: AttachedWorker, back: Sequence[BatchInFlight] = ()) -> bool:
         """Note that a worker has finished a batch.
 
-        Batches in `back` go to the front of the queue; return whether they wait, which they do not if the pool is
+        Batches in `back` return to the front of the queue. Returns whether they wait there: False if the pool is
         closed.
         """
         with self._changed:

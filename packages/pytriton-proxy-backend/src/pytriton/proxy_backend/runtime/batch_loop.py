@@ -121,7 +121,7 @@ def load_tracing(own_tracer: Any) -> None:
 
 
 def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution:
-    """Make the execution of a batch; it makes spans where there is a tracer, `own_tracer` or another one."""
+    """Make the execution of a batch. It makes spans if there is a tracer, `own_tracer` or the one in use."""
     tracer = find_tracer(own_tracer)
     if tracer is None:
         return Execution(service, batch)

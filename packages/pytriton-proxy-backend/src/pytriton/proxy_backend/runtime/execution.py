@@ -317,7 +317,7 @@ class Execution:
             if keep and self._count == 1:
                 self._alike = AlikeResponses.of(self._result, responses[0])
             self._send(self._lay_out(responses), done=len(ended) == sum(still_open))
-            # Not before: what cannot be sent is answered with an error.
+            # Only after they were sent: a request whose result cannot be sent is still open, and gets an error.
             for index in ended:
                 still_open[index] = False
             if self._access is not None:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # These errors come from this library, and their text says everything.
 _OURS = (OutputError, ArenaFullError, ProtocolError)
 
-# Of each kind of failure this many records are written at once, and then one in each period.
+# Each kind of failure gets so many records at once, and then one in each period.
 _AT_ONCE = 10
 _PERIOD_S = 10.0
 # The limit protects against a callable that makes an exception class for each failure.

@@ -11,7 +11,7 @@ import socket
 __all__ = ["POLLRDHUP", "end_with_parent", "give_back_memory", "unblock_signals"]
 
 POLLRDHUP = 0x2000
-"""Of `poll`: the other side sends nothing more."""
+"""An event of `poll`: the other side sends nothing more."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -189,7 +189,7 @@ def hello_for(
         name=name,
         model_name="" if model is None else model.name,
         model_version=0 if model is None else model.version,
-        # Of a model whose tensors the worker does not know, nothing can be compared.
+        # A worker that does not know the tensors of its model has nothing to compare.
         tensors_digest=model.tensors_digest if model is not None and (model.inputs or model.outputs) else "",
         max_in_flight=max_in_flight,
         capabilities=capabilities,

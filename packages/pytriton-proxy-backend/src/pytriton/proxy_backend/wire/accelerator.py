@@ -13,7 +13,7 @@ from types import ModuleType
 
 VARIABLE = "PYTRITON_ACCELERATOR"
 OBJECT_BYTES = 16
-"""Of an object in an interpreter with a GIL: its count of references and its type."""
+"""The size of the head of an object in an interpreter with a GIL: its count of references and its type."""
 
 
 @functools.cache

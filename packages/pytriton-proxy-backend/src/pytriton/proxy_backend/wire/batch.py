@@ -27,8 +27,8 @@ from .record import (
 )
 
 Head = tuple[int, int, int, int, int]
-"""Of a header, what is the same for batches that look alike: numbers of requests and tensors, length of the record,
-places of the requests and of the tensors."""
+"""The part of a header that is the same for batches that look alike: numbers of requests and tensors, length of the
+record, places of the requests and of the tensors."""
 
 TRACEPARENT = "traceparent"
 """The header of a W3C trace context, without which there is none."""

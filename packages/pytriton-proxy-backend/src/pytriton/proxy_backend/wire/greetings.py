@@ -48,7 +48,7 @@ class Hello:
     version: tuple[int, int] = _OURS
 
     def pack(self, kind: MessageType = MessageType.HELLO) -> bytes:
-        """Return the packet, as from this process; CALLER is that of a connection for calls."""
+        """Return the packet that this process sends; a connection for calls greets with CALLER."""
         lines = f"\n{self.model_name}\n{self.tensors_digest}\n{self.memory_token.hex()}".rstrip("\n").encode()
         # The name is for people, so it is cut if it is too long; the identity of the model stays.
         name = self.name.replace("\n", " ").encode("utf-8", "replace")[: max(0, MAX_TEXT - len(lines))]

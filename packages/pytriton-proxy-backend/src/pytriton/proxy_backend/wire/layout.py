@@ -66,7 +66,7 @@ class MessageType(enum.IntEnum):
 
 
 class MessageFlag(enum.IntFlag):
-    """Of RESPONSE, FAIL and RESULT; STREAM of CALL, and EXECUTING of RESPONSE and FAIL."""
+    """Flags of RESPONSE, FAIL and RESULT; STREAM also of CALL, and EXECUTING of RESPONSE and FAIL alone."""
 
     INPUT_RELEASED = 1 << 0
     BATCH_DONE = 1 << 1
@@ -94,21 +94,21 @@ class Operation(enum.IntEnum):
 
 
 class ModelFlag(enum.IntFlag):
-    """Of WELCOME."""
+    """Flags of WELCOME."""
 
     BATCHING = 1 << 0
     DECOUPLED = 1 << 1
 
 
 class RequestFlag(enum.IntFlag):
-    """Of a request entry."""
+    """Flags of a request entry."""
 
     SEQUENCE_START = 1 << 0
     SEQUENCE_END = 1 << 1
 
 
 class ResponseFlag(enum.IntFlag):
-    """Of a response entry."""
+    """Flags of a response entry."""
 
     FINAL = 1 << 0
     ERROR = 1 << 1

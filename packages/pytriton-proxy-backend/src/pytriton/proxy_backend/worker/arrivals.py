@@ -156,7 +156,7 @@ _made: dict[str, Arrivals] = {}
 
 def arrivals() -> Arrivals:
     """Return that of this process."""
-    # Of two threads that come first at the same time, both get the same one.
+    # `setdefault` gives the same object to two threads that both come first.
     return _made.get("") or _made.setdefault("", Arrivals())
 
 

@@ -23,7 +23,7 @@ from .watch import ConnectionWatch, stack_of
 
 logger = logging.getLogger(__name__)
 
-# How long nothing is said of an unload: a stop, or the load of another version, may follow.
+# How long the record of an unload is held back: a stop, or the load of another version, may follow and explain it.
 _QUIET_S = 2.0
 # What a system that is short of something says for a moment: no reason to give up.
 SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -169,7 +169,7 @@ class Attaching:
 
         Args:
             connection: The connection, which is served in this block.
-            callable_name: What the callable is called, for what is told.
+            callable_name: What the callable is called, for the log.
         """
         watch: ConnectionWatch | None = None
         try:

@@ -20,7 +20,8 @@ class Attempts:
     """The attempts of one worker: when its socket appears, soon after one that failed, and ever later.
 
     Args:
-        endpoint: Where it attaches. What has no path, as `tcp://host:port`, is tried again and again only.
+        endpoint: Where it attaches. One without a path, such as `tcp://host:port`, cannot be watched, and is only tried
+            again and again.
     """
 
     def __init__(self, endpoint: Path | str) -> None:

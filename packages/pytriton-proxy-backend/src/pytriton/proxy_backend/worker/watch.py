@@ -93,7 +93,7 @@ class LoopWatch:
         try:
             self._thread.start()
         except RuntimeError as error:
-            # Of a system that is short of threads. What only watches a worker must not end it.
+            # The system has no more threads to give. What only watches a worker must not end it.
             logger.warning("model %s: its event loop is not watched: %s", model_name, error)
 
     def __enter__(self) -> LoopWatch:

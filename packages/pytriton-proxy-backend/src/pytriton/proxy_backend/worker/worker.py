@@ -298,7 +298,7 @@ class Worker:
 
     @property
     def _capabilities(self) -> int:
-        """Of a worker that serves a synchronous callable."""
+        """The capabilities of a worker that serves a synchronous callable."""
         return CAPABILITIES | Capability.AHEAD | Capability.REFERENCES | self._pace
 
     @property

@@ -179,7 +179,7 @@ def array_to_capsule(
         # A reader of DLPack before 1.0 cannot learn that memory is read-only.
         capsule = _numpy_capsule(array.copy(), max_version)
     if data_type is DataType.BF16:
-        # Only the type differs from numpy's, and the structure belongs to this capsule alone.
+        # The capsule is changed in place: only the type differs from numpy's, and nobody else uses its structure.
         if _is_valid(capsule, _VERSIONED):
             tensor = DLManagedTensorVersioned.from_address(_pointer_of(capsule, _VERSIONED)).tensor
         else:

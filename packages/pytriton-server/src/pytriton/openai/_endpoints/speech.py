@@ -61,7 +61,7 @@ async def _read_form(request: Request) -> tuple[TranscriptionRequest, bytes]:
             raise
         raise _wrong("file", f"a form of at most {_MOST_FIELDS} fields and one file: {error.detail}") from None
     except ValueError as error:
-        # Of the parser; only newer releases of Starlette make an HTTPException of it.
+        # The form parser raises it; only newer releases of Starlette turn it into an HTTPException.
         raise _wrong("file", f"a form of at most {_MOST_FIELDS} fields and one file: {error}") from None
 
 

@@ -30,7 +30,8 @@ _MOMENT_S = 0.01
 _MOST_MOMENTS_S = 5.0
 # Up to so many models are stopped one after the other.
 _FEW = 8
-# How much longer than it may wait for its workers the stop of a model may take: a process is killed, and its end noted.
+# How much longer than the wait for its workers the stop of a model may take: a process has to be killed, and its end
+# noted.
 _STOP_MARGIN_S = 30.0
 # How long a pause between two looks is, in terms of the time that a look takes, and at most.
 _LOOK_SHARE = 4.0

@@ -57,7 +57,7 @@ class ServerFiles:
         """The server that they belong to; None before `create`."""
         self._control = control
         self._log_tail = log_tail
-        # Of each name: its configuration without hints, what was written, and the versions that it was written for.
+        # By name of the model: its configuration without hints, what was written, and the versions it was written for.
         self._written: dict[str, tuple[str, str, weakref.WeakSet[WorkerService]]] = {}
         # Held by a thread that changes the files of models, or makes the server load them.
         self._lock = threading.RLock()

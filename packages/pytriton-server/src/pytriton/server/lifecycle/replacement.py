@@ -51,11 +51,11 @@ _FIXED = frozenset(
 # As long as its name, since a socket's path has little room.
 _SUFFIX, _PARKED_SUFFIX = ".sock", ".last"
 _ANSWER_TIMEOUT_S = 0.5
-# So long the server that is replaced may take to unload its models, in seconds. It ends in any case.
+# How long the replaced server may take to unload its models, in seconds. It is ended in any case.
 _UNLOAD_TIMEOUT_S = 10.0
-# So long nothing is in flight, in seconds, until callers have gone to the new server.
+# When no request was in flight for so many seconds, all callers are taken to have gone to the new server.
 _QUIET_S = 0.1
-# So long callers may go on to send requests to the first one, in seconds, as they do over a channel of gRPC.
+# How long callers may go on to send requests to the replaced server, in seconds, as a gRPC channel does.
 _BUSY_S = 0.5
 
 

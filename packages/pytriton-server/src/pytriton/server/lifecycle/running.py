@@ -257,7 +257,7 @@ class RunningServer:
         return process
 
     def _spawn(self, command: Sequence[str], control: Control, cancelled: Callable[[], bool]) -> None:
-        """Start the process with its guard, and without where that turns out not to be there."""
+        """Start the process with its guard, or without it where the guard turns out to be missing."""
         guard = find_guard(self.guard, Path(command[0]))
         while True:
             try:

@@ -190,7 +190,7 @@ class GuardTest:
                 self._failed |= {Protection.HTTP_REQUESTS}
 
     def _try_shared_memory(self, endpoint: Endpoint) -> set[Protection]:
-        """Ask for shared memory for which the guard has a file, of which it lets no region be made."""
+        """Ask tritonserver to register a region by the name for which the guard opens a file that nobody can map."""
         if Part.REFUSE in self._off:
             return set()
         region = f"/v2/systemsharedmemory/region/{_NAME}"

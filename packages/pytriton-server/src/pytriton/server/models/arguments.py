@@ -145,7 +145,7 @@ def named_specs(tensors: Sequence[Tensor], kind: str, model: str) -> list[Tensor
 
 
 def wire_specs(specs: "Sequence[TensorSpec] | None") -> tuple[WireSpec, ...]:
-    """Return the same tensors as the worker describes them."""
+    """Convert tensors to the form in which workers describe them."""
     return tuple(
         WireSpec(name=spec.name, dtype=array_dtype(spec.dtype), shape=tuple(spec.shape), optional=bool(spec.optional))
         for spec in specs or ()

@@ -1,4 +1,4 @@
-"""What a model that is bound is like: as it was said, or as the hints of a function or class under `@model` say."""
+"""The description of a model that is bound: from the arguments of `bind`, or from the hints under `@model`."""
 
 import inspect
 from collections.abc import Sequence

@@ -77,7 +77,7 @@ class HostedModel:
         return [
             CallableTotals(
                 place=each.number,
-                # Of one that sleeps, or comes for a request, nobody has to be told that it is away.
+                # A worker that sleeps, or starts for a request, is not reported as missing.
                 attached=None if each.host.is_asleep or each.host.is_waking else each.host.is_attached,
                 statistics=each.host.statistics,
                 pid=each.host.pid,
@@ -138,7 +138,7 @@ class StatisticsTotals:
         return [
             CallableTotals(
                 place=place,
-                # Of one that sleeps, or comes for a request, nobody has to be told that it is away.
+                # A worker that sleeps, or starts for a request, is not reported as missing.
                 attached=place in attached
                 if self.was_served and not asleep.get(place) and place not in waking
                 else None,

@@ -292,7 +292,7 @@ class TritonConfig:
         Raises:
             PyTritonValidationError: A variable is not acceptable, or the two together are not.
         """
-        # They are checked together, because one protocol may be switched off in each.
+        # Both are checked together, as each may switch off one protocol, so that none is left.
         return TritonConfig(**{**_environment_values(), **_set_fields(self)})
 
 

@@ -1,4 +1,4 @@
-"""The sockets that a server listens at, which the server that is to follow it gets from the guard of the first."""
+"""The sockets that a server listens at. The guard of the server hands them on to the server that replaces it."""
 
 import contextlib
 import enum
@@ -141,7 +141,7 @@ class Handover:
         self._write(bytes([role]), ROLE_PLACE)
 
     def mark_complete(self) -> None:
-        """Have the guard tell who asks for a model that is not there that no other is about to come."""
+        """Tell the guard that all models are there, so that it can say so to callers who ask for an unknown one."""
         self.is_complete = True
         self._write(b"\1", COMPLETE_PLACE)
 

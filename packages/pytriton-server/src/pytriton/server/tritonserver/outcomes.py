@@ -48,7 +48,7 @@ class OutcomeCounts:
     """The memory in which guards count, for one server after the other.
 
     Args:
-        before: That of the server before, whose counts go on.
+        before: The memory of the server before this one, whose counts are carried on.
 
     Raises:
         OSError: The system is out of descriptors or memory.

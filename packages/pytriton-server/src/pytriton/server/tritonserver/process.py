@@ -62,15 +62,16 @@ _LOG_FILE_BYTES = 65536
 # What a server may have closed since it failed to open something: a connection, an event loop.
 _SPARE_DESCRIPTORS = 4
 _POLL_WITHOUT_PIDFD_MS = 200
-# Of one line in a row; the rest is only counted.
+# A line that repeats itself is written so many times in a row; further ones are only counted.
 _MOST_REPETITIONS = 10
-# After the end of the process, for its last lines.
+# How long its last lines may take to arrive after the end of the process.
 _REPORT_DEADLINE_S = 1.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
 # What it writes before a text besides: the time, and its process, which the records have of their own; and the place in
 # its sources.
 _PREFIX = re.compile(r"[VIWEF]\d{4} [\d:.]+ \d+ ([^\]]+)\](?: |$)")
-# Of its options, and of what it has loaded: wider than a screen. Before each is a record without a text.
+# The lines of the tables that it prints of its options and of what it has loaded, which are wider than a screen. A
+# record without a text stands before each table.
 _TABLE = re.compile(r"\||\+--|I\d{4} [^\]]*\]\s*$")
 # What libevent writes, whose lines look like no others.
 _FOREIGN = {"[warn]": logging.WARNING, "[err]": logging.ERROR}

@@ -14,7 +14,7 @@ from ...wire.record import Array
 
 __all__ = ["Golden"]
 
-# Of each output so many elements are recorded at most, evenly spread; and so many outputs.
+# The most elements that are recorded of each output, evenly spread; the most elements of texts; the most answers.
 _MOST_ELEMENTS = 4096
 _MOST_TEXTS = 512
 _MOST_ANSWERS = 64
