@@ -684,3 +684,20 @@ def test_requests_for_embeddings_that_are_refused(served: Served, body: Any, par
     error = error_of(answer)
     assert error["param"] == param
     assert text in error["message"]
+
+
+def test_an_error_that_nobody_foresaw_can_be_read_by_a_page(triton: Triton, caplog: pytest.LogCaptureFixture) -> None:
+    app = application(
+        str(triton.http_url), access_token=triton.get_access_token(), cors_origins=["https://app.example"]
+    )
+
+    @app.get("/raises")
+    async def raises() -> None:
+        raise RuntimeError("unforeseen")
+
+    with Served(app) as served:
+        answer = httpx.get(f"{served.url}/raises", headers={"Origin": "https://app.example"}, timeout=PATIENCE_S)
+    assert (answer.status_code, error_of(answer)["message"]) == (500, "RuntimeError: unforeseen")
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    assert answer.headers["x-request-id"]
+    assert "unforeseen" in caplog.text

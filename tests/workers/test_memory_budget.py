@@ -167,7 +167,7 @@ def test_who_was_used_least_recently_makes_room() -> None:
 
 
 def test_parents_of_models_that_sleep_make_room_too() -> None:
-    """Three models with a parent each, and room for one with its parent: the one used least recently ends altogether."""
+    """Three models with a parent each, room for one with its parent: the one used least recently ends altogether."""
     limit = (60 + 3 * SELF_MIB) * MIB
     with serving(limit) as triton:
         for number, name in enumerate("abc"):

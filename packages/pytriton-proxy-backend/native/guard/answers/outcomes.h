@@ -88,6 +88,8 @@ class RequestOutcome {
   bool is_post = true;
   // Whether the request is for the page about the server.
   bool is_page = false;
+  // No inference: its answer is Triton's, with headers of ours, or without a body.
+  bool is_plain = false;
   bool wants_html = false;
   // Whether its answer has no body, and says which methods there are.
   bool is_head = false;

@@ -91,7 +91,9 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   if (status.empty() || connection->corrected != nullptr) return;
   RequestOutcome* const request = connection->unanswered.front().get();
   if (request == nullptr) return;
-  CorrectResponse(guard, connection, request, fd, std::atoi(std::string(status.substr(0, 3)).c_str()));
+  if (!request->is_plain) {
+    CorrectResponse(guard, connection, request, fd, std::atoi(std::string(status.substr(0, 3)).c_str()));
+  }
   if (!request->is_head && request->headers.empty()) return;
   if (connection->corrected == nullptr) connection->corrected = std::make_unique<HttpResponse>("", !request->has_chunks);
   connection->corrected->AddHeaders(request->headers);
@@ -167,6 +169,7 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     request->wants_html = wants_html;
   } else if (connection->scan.is_head() || guard->cors.is_on()) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
+    request->is_plain = true;
   }
   if (request != nullptr) {
     request->is_head = connection->scan.is_head();

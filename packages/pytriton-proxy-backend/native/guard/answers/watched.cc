@@ -124,7 +124,10 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
 std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_InferenceRequest* request) {
   if (t_paused >= 0) {
     const Connection* const connection = guard->connections.FindKnown(t_paused);
-    return connection == nullptr || connection->unanswered.empty() ? nullptr : connection->unanswered.front();
+    if (connection == nullptr || connection->unanswered.empty()) return nullptr;
+    const auto& found = connection->unanswered.front();
+    // Such as one of a front end of Triton's for a cloud.
+    return found == nullptr || found->is_plain ? nullptr : found;
   }
   grpc::FrontEnd* const front_end = ActiveFrontEnd();
   return front_end == nullptr ? nullptr : front_end->forwarded().FindOutcome(request);

@@ -268,6 +268,8 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
   }
   if (size < 0 && errno == ENOBUFS) return Refuse(connection, fd, LongFirstLine(), 0);
   if (size > 0 && is_idle && guard->listeners.has_left()) {
+    // What was read of the request before says nothing of this one.
+    connection->scan.Begin();
     return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
   }
   if (size <= 0) return size;

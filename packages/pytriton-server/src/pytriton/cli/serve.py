@@ -172,7 +172,8 @@ class _Served:
         found = load_served(self._target)
         if isinstance(found, Triton):
             if given:
-                names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+                named = {"cors_origins": "cors"}
+                names = ", ".join(f"--{named.get(name, name).replace('_', '-')}" for name in given)
                 raise typer.BadParameter(f"{self._target} is a Triton with settings of its own: leave out {names}")
             return found
         self._models = self._describe(found)

@@ -48,7 +48,7 @@ def application(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     strict: bool = False,
-    cors_origins: Sequence[str] = (),
+    cors_origins: Sequence[str] | None = None,
 ) -> FastAPI:
     """Return an application of FastAPI that answers callers of the OpenAI API with the models of a tritonserver.
 
@@ -68,6 +68,7 @@ def application(
         max_body_bytes: The largest body of a request that is taken.
         strict: Whether a field that is not known is refused; else it has no effect, and is named once in the log.
         cors_origins: Origins, such as `https://app.example`, whose pages browsers let read answers; `*` alone is any.
+            None takes those of `server`, where it is a `Triton`.
 
     Raises:
         PyTritonBadParameterError: The `Triton` does not run, `api_key` is empty, or an alias is of no model that may
@@ -109,6 +110,8 @@ def application(
         finally:
             await backend.close()
 
+    if cors_origins is None:
+        cors_origins = () if isinstance(server, str) else server.describe().cors_origins
     app = FastAPI(title="pytriton", description="Models of a tritonserver, by the OpenAI API.", lifespan=lifespan)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
     if cors_origins:
@@ -148,11 +151,6 @@ def _add_errors(app: FastAPI) -> None:
         # For example, `Allow` with status 405.
         told_on.headers |= error.headers or {}
         return await told(request, told_on)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        # The ASGI server logs the traceback.
-        return await told(request, OpenAIError(500, f"{type(error).__name__}: {error}", code="internal_error"))
 
 
 def _add_routes(app: FastAPI, desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -18,6 +19,8 @@ from pytriton.openai._errors import OpenAIError
 __all__ = ["EventStream", "Gate", "encoded_events", "until_gone"]
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OPEN = ("/health",)
@@ -43,7 +46,11 @@ class Gate:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
 
+        has_begun = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
@@ -63,7 +70,15 @@ class Gate:
                 raise HTTPException(413, self._too_large)
             return message
 
-        await self._app(scope, receive_limited, send_with_id)
+        try:
+            await self._app(scope, receive_limited, send_with_id)
+        except Exception as error:
+            # Here and not in a handler of the application, which would be outside of what adds headers for browsers.
+            if has_begun:
+                raise
+            logger.exception("A request cannot be answered")
+            problem = OpenAIError(500, f"{type(error).__name__}: {error}", code="internal_error")
+            await JSONResponse(problem.body, problem.status, problem.headers)(scope, receive, send_with_id)
 
     @property
     def _too_large(self) -> str:

@@ -233,7 +233,8 @@ class RunningServer:
         Raises:
             TritonServerStartError: Origins are named that only the guard could let read answers, and there is none.
         """
-        environment = self.environment
+        # What origins may read is for the configuration to say, where it has been checked.
+        environment = {name: value for name, value in self.environment.items() if name != CORS_VARIABLE}
         if config.cors_origins:
             if guard.library is None:
                 raise TritonServerStartError(
