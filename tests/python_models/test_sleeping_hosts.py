@@ -18,6 +18,7 @@ from pytriton.client.exceptions import PyTritonClientError
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend.hosting.environments import ModelRefused
 from pytriton.proxy_backend.hosting.models import IdleRule
+from pytriton.proxy_backend.process import host_process
 from pytriton.server.errors import TritonServerError
 from pytriton.triton import RestartPolicy, Triton, TritonConfig
 from support.faults.plain_server import plain_server
@@ -132,6 +133,26 @@ def test_a_process_that_is_killed_while_it_wakes_is_replaced(tmp_path: Path) -> 
         for pid in hosts():
             os.kill(pid, signal.SIGKILL)
         assert answer.result() == [8.0]
+
+
+def test_a_finalize_that_never_returns_does_not_keep_it_asleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request that wakes it waits until the old process was killed, and is answered by the next one."""
+    monkeypatch.setattr(host_process, "FINALIZE_TIMEOUT_S", 0.5)
+    hangs = (
+        f"\n    def finalize(self):\n        open({str(tmp_path / 'begun')!r}, 'w').close()\n        time.sleep(3600)\n"
+    )
+    write(tmp_path / "models", "double", MODEL + hangs, CONFIG + parameter("PYTRITON_ATTACH_TIMEOUT_S", "600"))
+    with served(tmp_path / "models", python_models_idle=IDLE) as triton:
+        (before,) = hosts()
+        eventually((tmp_path / "begun").exists)
+        assert infer(triton, "double", 4) == [8.0]
+        assert not is_running(before)
+        assert (
+            "host 0 of model 'double' was still in the finalize of its model.py after 0.5 s: it is killed"
+            in caplog.text
+        )
 
 
 def test_a_server_that_dies_while_models_sleep(tmp_path: Path) -> None:

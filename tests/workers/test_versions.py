@@ -23,6 +23,8 @@ MESSAGES = "process/messages.py"
 OTHER_MAJOR = {LAYOUT: (f"MAJOR = {layout.MAJOR}\n", f"MAJOR = {layout.MAJOR + 1}\n")}
 OTHER_MINOR = {LAYOUT: (f"MINOR = {layout.MINOR}\n", f"MINOR = {layout.MINOR + 7}\n")}
 OTHER_FORMAT = {MESSAGES: (f"FORMAT = {FORMAT}\n", f"FORMAT = {FORMAT + 1}\n")}
+# The last before batches had a cost, whose counters lie elsewhere.
+OLDER_COUNTERS = {MESSAGES: (f"FORMAT = {FORMAT}\n", "FORMAT = 3\n")}
 LACKS_A_FIELD = {MESSAGES: ("    kwargs: Mapping[str, Any] = field(default_factory=dict)\n", "")}
 WITHOUT_ITS_USE = {"worker_main.py": ("job.args, job.kwargs", "job.args, {}")}
 
@@ -69,9 +71,10 @@ class Started:
     [
         (OTHER_MAJOR, 1, f"this worker speaks protocol {layout.MAJOR + 1}.{layout.MINOR}, the proxy backend "),
         (OTHER_FORMAT, 0, f"expected messages of format {FORMAT} from it, received {FORMAT + 1}"),
+        (OLDER_COUNTERS, 0, f"expected messages of format {FORMAT} from it, received 3"),
         (LACKS_A_FIELD | WITHOUT_ITS_USE, 0, "the job asks for kwargs, which the worker's version of "),
     ],
-    ids=["protocol", "format", "field"],
+    ids=["protocol", "format", "counters", "field"],
 )
 def test_what_can_never_serve_is_refused_once(
     triton: Triton, tmp_path: Path, changes: dict[str, tuple[str, str]], starts: int, reason: str

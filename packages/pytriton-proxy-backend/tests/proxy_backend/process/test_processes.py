@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytriton.proxy_backend import ProtocolError, TargetError
 from pytriton.proxy_backend.process.messages import (
+    FORMAT,
     JobRefusedError,
     LineReader,
     PythonModelJob,
@@ -84,7 +85,7 @@ def test_a_job_is_what_it_was() -> None:
     job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n", args=[1, "a"], kwargs={"b": [None]})
     assert WorkerJob.from_text(job.to_text()).kwargs == {"b": [None]}
     text = json.dumps({**json.loads(job.to_text()), "format": 99})
-    with pytest.raises(JobRefusedError, match="expected a job of format 3, received 99"):
+    with pytest.raises(JobRefusedError, match="expected a job of format 4, received 99"):
         WorkerJob.from_text(text)
 
 
@@ -92,8 +93,13 @@ def test_an_older_worker_is_asked_only_for_what_it_has_to_know() -> None:
     job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n", log_level=10)
     asked = json.loads(job.to_text())
     # What has its default is what a version without the field does.
-    assert asked == {"format": 3, "target": "m:f", "model": "{}", "endpoint": "/e", "name": "n", "log_level": 10}
+    assert asked == {"format": 4, "target": "m:f", "model": "{}", "endpoint": "/e", "name": "n", "log_level": 10}
     assert WorkerJob.from_text(job.to_text()) == job
+
+
+def test_another_layout_of_the_counters_takes_another_format() -> None:
+    # A worker with the older layout would count for itself alone, and all its metrics would stay 0 without a word.
+    assert (FORMAT, COUNTERS_BYTES // 8) == (4, 666)
 
 
 @given(st.sets(st.text("abcdef", min_size=1), max_size=3))

@@ -23,7 +23,7 @@ from pathlib import Path
 from ..errors import AttachError, HostingError
 from ..model import MAX_ENDPOINT_BYTES
 from ..process.child import Launch
-from ..process.host_process import HostProcess
+from ..process.host_process import FINALIZE_TIMEOUT_S, HostProcess
 from ..process.log import WORKER_LOGGER
 from ..process.messages import PythonModelJob
 from ..process.sleep import Sleep
@@ -37,9 +37,6 @@ from .forkservers import Forkservers
 from .models import IdleRule, PythonModel, settings_text
 
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "ServingHost", "check_folder"]
-
-FINALIZE_TIMEOUT_S = 30.0
-"""How long a host may take to end, with `finalize`, when its instance is unloaded, in seconds."""
 
 SOCKET_NAME = "hosts.sock"
 """Name of the socket in the folder of a supervisor."""

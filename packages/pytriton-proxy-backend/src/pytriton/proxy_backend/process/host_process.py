@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+import time
 from typing import Any
 
-from .child import Launch, StartProcess, start_process
+from .child import ChildProcess, Launch, StartProcess, start_process
 from .messages import PythonModelJob, PythonModelServing
 from .worker_process import RestartLimits, WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+FINALIZE_TIMEOUT_S = 30.0
+"""How long a host may take to end, with `finalize`, when its requests are answered, in seconds."""
 
 # As in Triton's Python backend: some models load for minutes, and a request that crashes a process says nothing about
 # others.
@@ -38,6 +45,7 @@ class HostProcess(WorkerProcess):
         self._start_process = start
         self._python_job = job
         self._configured: dict[str, Any] | None = None
+        self._finalizing_since: float | None = None
 
     def wait_configured(self, timeout_s: float) -> bool:
         """Wait until the configuration is complete; return whether it is."""
@@ -68,7 +76,27 @@ class HostProcess(WorkerProcess):
             if self._child is not None:
                 self._child.serve(serving)
 
+    def _look_after(self, child: ChildProcess) -> str | None:
+        self._finalizing_since = None
+        return super()._look_after(child)
+
+    def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
+        reason = super()._overdue(started, is_ready, done_since)
+        since = self._finalizing_since
+        if reason is not None or done_since is not None or since is None:
+            return reason
+        if time.monotonic() < since + FINALIZE_TIMEOUT_S:
+            return None
+        reason = f"was still in the finalize of its model.py after {FINALIZE_TIMEOUT_S:g} s: it is killed"
+        if self._stop_deadline is not None or self._was_put_to_sleep:
+            # Nobody else tells it.
+            logger.warning("%s %s", self._label, reason)
+        return reason
+
     def _take(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "finalizing":
+            self._finalizing_since = time.monotonic()
+            return
         if message["kind"] != "configured":
             super()._take(message)
             return

@@ -5,7 +5,7 @@ says how far it is, and its parent says when to stop; the end of the socket is t
 writes to its output is text for people, and no part of this.
 
 The file has a part for the counters of the child in front of the text, at which it is read: so its parent has what was
-counted up to the last moment, however the child has ended.
+counted up to the last moment, however the child has ended. FORMAT counts for the layout of the counters as well.
 
 =========== ================================================================================================
 from child  with
@@ -23,6 +23,7 @@ cut         nothing: the proxy backend has closed the connection, and the callab
 failed      stage ("load", "warm-up", "golden", "worker", "refused", "unrecoverable"), error, text, traceback: the
             last but for done; "refused" is what no other process of the same job could do, such as a protocol of
             another version
+finalizing  nothing: of a Python model, its requests are answered, and `finalize` comes next; before `done`
 done        nothing: it has detached, and the interpreter ends
 =========== ================================================================================================
 
@@ -46,7 +47,7 @@ from typing import Any
 
 from ..errors import ProtocolError
 
-FORMAT = 3
+FORMAT = 4
 MAX_LINE_BYTES = 1 << 20
 
 

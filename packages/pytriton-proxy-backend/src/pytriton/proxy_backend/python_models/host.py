@@ -247,6 +247,8 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     give_back_memory()
     worker.run(looking.start)
     SERVER.phase = Phase.FINALIZING
+    # Requests in flight have as long as they need, `finalize` has not.
+    parent.send("finalizing")
     service.loop.stop()
     model.finalize()
     SERVER.close()
