@@ -71,7 +71,7 @@ struct Lane {
   // The segments that one run uses.
   Segment segments[kMostMapped];
   int segment_count;
-  // Two: with a batch that was sent ahead the proxy backend says nothing yet of the response before it.
+  // There are two, because the proxy backend may send a batch before it has acknowledged the response to the one before.
   ReplyBlock replies[2];
   int newest;          // that of the last response
   uint64_t in_flight;  // of these two, those that were sent and are not acknowledged
@@ -325,8 +325,8 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
                        ? nullptr
                        : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
   if (requests == nullptr) {
-    // The block stays the lane's current one, so that dropping it says nothing: Python goes on with the packet, and says
-    // that it is given back when it is done with it.
+    // The block stays the current one of the lane, so that dropping it sends no message: Python goes on with the packet,
+    // and gives the block back when it is done.
     Clear(columns);
     Clear(raw);
     Py_DecRef(&block->head);

@@ -19,9 +19,9 @@ constexpr std::string_view kEncodings = "identity, deflate, gzip";
 constexpr size_t kMostFieldsSize = 64 * 1024;
 // Memory below this is not counted: many messages are little, and most are such.
 constexpr uint64_t kSmall = 64 * 1024;
-// What waits to be read by a client may come to so much before it is counted.
+// How many bytes may wait to be read by a client before they are counted.
 constexpr uint64_t kFreeUnread = 1 << 20;
-// What is written together: a large response loses nothing by going alone.
+// The most bytes that are written together: a large response loses nothing by being written alone.
 constexpr size_t kMostTogether = 64 * 1024;
 constexpr int32_t kStreamWindow = 4 << 20;
 constexpr int32_t kConnectionWindow = 64 << 20;

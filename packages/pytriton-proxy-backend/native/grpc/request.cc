@@ -275,7 +275,7 @@ std::string_view ModelOf(const char* message, size_t size) {
 }
 
 Status Read(const char* message, size_t size, Request* request) {
-  // As gRPC says it, and of what.
+  // The text that gRPC has for this, with the name of the message.
   const Status malformed = {Code::kInternal, "Unable to parse request: the message is no inference.ModelInferRequest.",
                             guard::Outcome::kInvalid};
   FieldReader field({message, size});

@@ -62,7 +62,7 @@ TRITONSERVER_Error* Guarded(const char* what, Function function) {
     if (pytriton_error != nullptr) return pytriton_error;  \
   } while (false)
 
-// Whose description a file is, as in "model 'double' version 1"; empty where it is none.
+// The model that a description in a file is about, as in "model 'double' version 1"; empty where the file is none.
 std::string DescribedModel(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream content;

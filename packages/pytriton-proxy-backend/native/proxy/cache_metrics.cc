@@ -14,7 +14,7 @@ struct Description {
   const char* name;
   const char* text;
 };
-// The families of the server itself: another one of the same name and kind is the same one.
+// The families of the server itself. Triton gives out the same family again for the same name and kind.
 constexpr Description kDescriptions[kFamilies] = {
     {"nv_cache_num_hits_per_model", "Number of cache hits per model"},
     {"nv_cache_num_misses_per_model", "Number of cache misses per model"},

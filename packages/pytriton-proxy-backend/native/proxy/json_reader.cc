@@ -132,7 +132,7 @@ bool JsonReader::Value(std::string_view* value) {
     }
   }
   *value = text_.substr(begin, at_ - begin);
-  // What a text that is cut off ends with may be a part of a value.
+  // At the end of a text that was cut off there may be only a part of a value, so nothing at its end counts.
   return !value->empty() && at_ < text_.size();
 }
 

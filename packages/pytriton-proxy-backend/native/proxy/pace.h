@@ -28,7 +28,7 @@ class Pace {
  private:
   static constexpr uint64_t kLast = 4;
   static constexpr uint64_t kLeastNs = 1000 * 1000;
-  // As long as Triton needs for the next batch at the most, as a rule.
+  // Triton rarely needs longer than this to bring the next batch.
   static constexpr uint64_t kMostEarlyNs = 1000 * 1000;
 
   uint64_t took_ns_[kLast] = {};

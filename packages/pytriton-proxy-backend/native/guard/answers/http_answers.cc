@@ -116,7 +116,7 @@ void HttpAnswers::EndHead() {
   } else if (has_chunks) {
     state_ = State::kChunkSize;
   } else {
-    // Where it names no length, the front end sends no body; one that comes is no response.
+    // The front end sends no body where the head names no length.
     state_ = has_length && left_ > 0 ? State::kBody : State::kHead;
   }
 }

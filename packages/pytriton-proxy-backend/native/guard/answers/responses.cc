@@ -125,7 +125,7 @@ void OnResponse(Guard* guard, Connection* connection, int fd) {
   auto& request = connection->unanswered.front();
   // The texts of a request serve its error alone, which has been made by now, and are not charged any more.
   if (request != nullptr) request->generate.reset();
-  // Whose answer goes on may still leave.
+  // The caller of a stream may still leave before its end, so its request is kept.
   const bool goes_on =
       request != nullptr && (request->is_stream || (request->responses != nullptr && request->responses->is_decoupled()));
   connection->streamed = goes_on ? std::move(request) : nullptr;

@@ -58,7 +58,7 @@ class HttpPoll {
   // As epoll_ctl, for a connection that is kept here, or can be. What other threads want the kernel is told at once: the
   // thread of this epoll may be asleep.
   int Control(Interest* interest, int operation, int fd, epoll_event* event, bool is_own_thread);
-  // As epoll_wait, in the thread of this epoll. Fails as for a signal where it turns out that there is nothing to tell.
+  // Works as epoll_wait, in the thread of this epoll. Fails with EINTR if it turns out that there is nothing to report.
   int Wait(epoll_event* events, int most, int timeout_ms);
   // Says by a next wait that a connection can be read. In the thread of this epoll, as the two below.
   void SayReadable(Interest* interest, int fd);

@@ -250,7 +250,7 @@ class _Child:
         return self._end(worker)
 
     def _await_change(self, worker: Worker, ready: bool, attached: bool) -> None:
-        # What is waited for next is seen at once; the rest has time.
+        # The next change is noticed at once, first warm, then attached. After both, a look now and then will do.
         if ready and attached:
             self._wake.wait(_REPORT_S)
             return
@@ -323,7 +323,7 @@ class _Child:
                 return b""
 
     def _stop(self, timeout_s: float) -> None:
-        # Who is told twice has the shorter time.
+        # After a second request to stop, the shorter of the two times holds.
         self._stop_timeout_s = timeout_s if self._stop_timeout_s is None else min(timeout_s, self._stop_timeout_s)
         if self._worker is None:
             # It is still being loaded, and has nothing to finish.

@@ -1,4 +1,4 @@
-"""`ServerLife`: one server after the other, from start to stop, as whoever has bound models and the system want it."""
+"""`ServerLife`: starts and stops servers, one after the other, for the program that binds models and for signals."""
 
 import atexit
 import contextlib

@@ -395,7 +395,7 @@ class Triton(TritonBase):
             try:
                 self._restart_if_dead()
             except Exception as error:
-                # Who waits for the end of the server is told that it does not come back.
+                # Those who wait for the end of the server learn that it does not come back.
                 call_safely(logger.exception, "tritonserver could not be started again.")
                 self._life.fail(error)
 

@@ -34,7 +34,7 @@ keeps a gRPC stream open keeps the model of its first request loaded, and the se
 _POLL_S = 0.05
 _DRAIN_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
-# A model that takes long for a request finishes one only this often.
+# A model is taken to be quiet after so many times the time that one of its requests takes: slow ones finish rarely.
 _REQUESTS_OF_QUIET = 2.0
 
 # The states of the kernel's net/tcp_states.h: established, or half closed by one side.

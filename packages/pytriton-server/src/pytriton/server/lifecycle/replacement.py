@@ -309,7 +309,7 @@ class Replacement:
         """Start the new one beside the running one, whose sockets it gets the paths of."""
         self._files.resize_cache(local_cache_bytes(self._config.cache_config))
         self._sockets.park()
-        # It serves all, or ends and says why: nobody could ask it.
+        # The new server has to load all models, or end and say why: nobody can ask it while it stands by.
         strict = dataclasses.replace(self._config, exit_on_error=self._config.exit_on_error is not False)
         command = build_command(strict, self._server.security, self._folders, self._ports, self._names)
         former = self._old_handover

@@ -387,7 +387,7 @@ class ServerProcess:
             with popen.stdout as output:
                 self._read_until_end(popen, output)
         except Exception as error:
-            # Whose output nobody reads stands still before long: its end is reported as any other.
+            # A server whose output nobody reads stands still once the pipe is full. It is ended, and reported as usual.
             self._tail.append(f"its output cannot be read: {type(error).__name__}: {error}")
             call_safely(logger.exception, "The output of tritonserver cannot be read: it is ended")
             self._is_killed = True
