@@ -26,7 +26,8 @@ from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.process import budget as budget_module
 from pytriton.proxy_backend.process.budget import Account
 from pytriton.proxy_backend.system.processes import proportional_bytes, with_descendants
-from pytriton.server.errors import TritonModelLoadError
+from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
+from pytriton.server.models import workers as workers_module
 from pytriton.server.settings.memory import read_size
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonSecurityConfig
 from support import process_models
@@ -209,6 +210,65 @@ def test_a_model_that_never_fits_is_refused_with_sizes() -> None:
         bind(triton, "small", 3.0, 10)
         assert infer(triton.http_url, "small", 3.0) == [9.0]
         assert infer(triton.http_url, "fixed", 3.0) == [6.0]
+
+
+def test_a_start_may_take_longer_than_others_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much the first model takes is not known before it is there, so the second one waits for it."""
+    monkeypatch.setattr(workers_module, "_ROOM_S", 0.1)
+    gate = tmp_path / "gate"
+
+    def open_gate() -> None:
+        eventually(worker_processes)
+        time.sleep(1.0)
+        gate.touch()
+
+    with short_home(), ThreadPoolExecutor(1) as helper:
+        triton = Triton(config=local_config(), memory_budget="400MiB")
+        triton.bind("slow", ProcessWorker(process_models.make, [2.0], {"gate": str(gate)}), X, Y)
+        triton.bind("other", ProcessWorker(process_models.make, [3.0]), X, Y)
+        opening = helper.submit(open_gate)
+        with running(triton):
+            opening.result()
+            assert infer(triton.http_url, "slow", 3.0) == [6.0]
+            assert infer(triton.http_url, "other", 3.0) == [9.0]
+    assert worker_processes() == []
+
+
+def test_a_stop_by_a_signal_while_the_start_waits_for_room(tmp_path: Path) -> None:
+    """The handler of the program calls `stop` in the thread that waits."""
+
+    def interrupt() -> None:
+        eventually(worker_processes)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    with short_home(), ThreadPoolExecutor(1) as helper:
+        triton = Triton(config=local_config(), memory_budget="400MiB")
+        triton.bind("slow", ProcessWorker(process_models.make, [2.0], {"gate": str(tmp_path / "gate")}), X, Y)
+        triton.bind("other", ProcessWorker(process_models.make, [3.0]), X, Y)
+        before = signal.signal(signal.SIGUSR1, lambda *_: triton.stop())
+        try:
+            interrupting = helper.submit(interrupt)
+            with pytest.raises(TritonServerStartError):
+                triton.run()
+            interrupting.result()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            triton.stop()
+    assert worker_processes() == []
+
+
+def test_what_a_model_took_is_known_when_it_is_stopped() -> None:
+    with short_home():
+        triton = Triton(config=local_config(), memory_budget=(60 + SELF_MIB + 20) * MIB)
+        bind(triton, "a", 2.0, 60)
+        bind(triton, "b", 3.0, 60)
+        for _ in range(2):
+            with running(triton):
+                # One of them sleeps, the other one does not.
+                assert len(asleep(triton)) == 1
+            for model in triton._models.values():
+                assert 60 * MIB < (model.workers.memory_bytes or 0) < 120 * MIB
 
 
 def test_a_model_of_the_start_that_never_fits_is_refused() -> None:

@@ -29,6 +29,10 @@ _REMEMBERED_S = 5.0
 _REMEMBERED_SHARE = 0.01
 # One that was busy when it was to sleep is left alone for so long.
 _DECLINED_S = 0.25
+# Processes that are to end give their memory back within so long.
+_COMING_S = 2.0
+# Whoever holds the lock may wait for the one that closes, in the handler of a signal: so long at most.
+_CLOSE_S = 1.0
 # Whoever was woken stays awake for as long as that took, and at most so long: else two models that do not fit together
 # would do nothing but wake.
 _LONGEST_GRACE_S = 5.0
@@ -89,10 +93,13 @@ class Account:
         pids: Returns the processes that are there, those aside that they have started.
         kept: Returns those that stay when the model sleeps, the parents of the others.
         drop: Ends these, until the model wakes, and returns at once.
-        is_up: Returns whether all of them have made their callables, so that their size is known.
+        is_up: Returns whether all of them have made their callables and are to serve, so that their size is known.
         ask_to_sleep: Asks them to sleep if they have nothing to do, and returns at once; `None` where they cannot.
         pinned: Whether the operator wants them awake.
-        size: How much they took when they were awake the last time, in bytes; `None` before the first.
+        size: How much they took when they were awake the last time, in bytes; a guess before the first, or `None`.
+        is_gone: Returns whether none of them will come any more: all are given up.
+        least_size: The least that they took while they were awake, in bytes: what new ones are sure to take.
+        leaves_since: When they were asked to sleep, or began to by themselves.
         wakes: How often they were woken, those before them included.
     """
 
@@ -104,6 +111,8 @@ class Account:
     drop: Callable[[], object] = lambda: None
     pinned: bool = False
     size: int | None = None
+    is_gone: Callable[[], bool] = lambda: False
+    least_size: int | None = None
     wakes: WakeCounts = dataclasses.field(default_factory=WakeCounts)
     state: AccountState = AccountState.ASLEEP
     expected: int = 0
@@ -111,6 +120,7 @@ class Account:
     awake_since: float = 0.0
     woke_in_s: float = 0.0
     declined_at: float = float("-inf")
+    leaves_since: float = float("-inf")
     is_asked: bool = False
     is_dropped: bool = False
     is_waited_for: bool = False
@@ -119,6 +129,11 @@ class Account:
     def is_movable(self) -> bool:
         """Whether it can be put to sleep at all."""
         return self.ask_to_sleep is not None and not self.pinned
+
+    @property
+    def starts(self) -> bool:
+        """Whether it starts for the first time."""
+        return self.state is AccountState.WAKING and self.least_size is None
 
     @property
     def what(self) -> str:
@@ -171,16 +186,30 @@ class MemoryBudget:
 
     def close(self, account: Account) -> None:
         """Forget a model, whose processes have ended."""
-        with self._changed:
+        has_lock = self._changed.acquire(timeout=_CLOSE_S)
+        try:
             if account in self._accounts:
                 self._accounts.remove(account)
-            self._changed.notify_all()
+            if has_lock:
+                self._changed.notify_all()
+        finally:
+            if has_lock:
+                self._changed.release()
 
-    def admit(self, account: Account, timeout_s: float, cancelled: Callable[[], bool]) -> bool:
+    def admit(
+        self, account: Account, timeout_s: float, cancelled: Callable[[], bool], *, after_starts: bool = False
+    ) -> bool:
         """Wait until the processes of a model may start; others are put to sleep for that, if they have nothing to do.
 
+        Args:
+            account: The model.
+            timeout_s: How long to wait, in seconds.
+            cancelled: Asked again and again; true ends the wait.
+            after_starts: Whether the time begins when no other model starts for the first time any more. How much one
+                takes that does is not known yet, and its own limit ends its start.
+
         Returns:
-            Whether they may; false if `cancelled` says so, which is asked again and again.
+            Whether they may; false if `cancelled` says so, or the model was closed meanwhile.
 
         Raises:
             NoRoomError: There was no room within `timeout_s` seconds, or there never will be.
@@ -189,12 +218,16 @@ class MemoryBudget:
         with self._changed:
             self._waiting.append(account)
             try:
-                while not cancelled():
+                # The handler of a signal, which stops all, may close it in this very thread.
+                while not cancelled() and account in self._accounts:
                     if self._make_room(account):
                         account.state, account.awake_since = AccountState.WAKING, time.monotonic()
                         account.is_dropped = False
                         return True
-                    if time.monotonic() >= deadline:
+                    now = time.monotonic()
+                    if after_starts and any(each.starts for each in self._accounts if each is not account):
+                        deadline = now + timeout_s
+                    elif now >= deadline:
                         raise NoRoomError(
                             self._no_room(account, f" without work to be put to sleep within {timeout_s:.3g} s")
                         )
@@ -228,10 +261,12 @@ class MemoryBudget:
     def leave(self, account: Account) -> bool:
         """Note that a model is about to sleep because nobody calls it; return whether it may, by `min_awake`."""
         with self._changed:
-            awake = sum(each.state in (AccountState.AWAKE, AccountState.WAKING) for each in self._accounts)
+            awake = sum(
+                each.is_movable and each.state in (AccountState.AWAKE, AccountState.WAKING) for each in self._accounts
+            )
             if self.min_awake and awake <= self.min_awake:
                 return False
-            account.state = AccountState.LEAVING
+            account.state, account.leaves_since = AccountState.LEAVING, time.monotonic()
             return True
 
     def stay(self, account: Account) -> None:
@@ -248,7 +283,7 @@ class MemoryBudget:
         with self._changed:
             # What they take now is what they will need.
             self._charge(account)
-            account.state, account.is_asked = AccountState.ASLEEP, False
+            account.state, account.is_asked, account.leaves_since = AccountState.ASLEEP, False, time.monotonic()
             self._changed.notify_all()
 
     def check(self, account: Account) -> None:
@@ -285,27 +320,37 @@ class MemoryBudget:
         now = self._measure(account)
         if account.state is AccountState.ASLEEP:
             return now
-        if account.is_up():
+        is_gone = account.is_gone()
+        # One that has just ended takes nothing, and nobody knows it yet.
+        pids = account.pids()
+        is_measured = bool(pids) and all(self._meter.read([pid]) for pid in pids) and not is_gone and account.is_up()
+        if is_measured:
             account.size = now
-            if account.state is AccountState.WAKING and account.ask_to_sleep is None:
-                # Nobody else looks when it has come.
-                account.state = AccountState.AWAKE
+            account.least_size = now if account.least_size is None else min(now, account.least_size)
+        if account.state is AccountState.WAKING and (is_gone or (is_measured and account.ask_to_sleep is None)):
+            # Nobody else looks when it has come.
+            account.state = AccountState.AWAKE
+        if is_measured or is_gone:
             return now
         return max(now, account.expected if account.size is None else account.size)
 
     def _need(self, account: Account) -> int:
-        """Return how much a model is going to take: what it took the last time, or as much as the others on average."""
-        if account.size is not None:
-            return account.size
-        known = [each.size for each in self._accounts if each.size is not None]
-        fixed = sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
+        """Return how much a model is going to take: what it took the last time, or as much as the others on average.
+
+        It may have grown larger than what there ever is for it. Then it gets all of that: new processes take less.
+        """
         limit = self.limit_bytes or 0
+        known = [each.size for each in self._accounts if each.size is not None]
         # Nothing is known about the size of the very first process, so no other starts until it is known.
-        return max(0, min(sum(known) // len(known) if known else limit, limit - fixed))
+        likely = (sum(known) // len(known) if known else limit) if account.size is None else account.size
+        return max(0, min(likely, max(account.least_size or 0, limit - self._fixed(account))))
+
+    def _fixed(self, account: Account) -> int:
+        """Return how much those take that never sleep, aside from a model."""
+        return sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
 
     def _is_hopeless(self, account: Account) -> bool:
-        fixed = sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
-        return self._need(account) + fixed > (self.limit_bytes or 0)
+        return (account.least_size or 0) + self._fixed(account) > (self.limit_bytes or 0)
 
     def _make_room(self, account: Account) -> bool:
         """Return whether there is room for a model; if not, ask others to sleep."""
@@ -319,7 +364,7 @@ class MemoryBudget:
             return False
         account.expected = need = self._need(account)
         charges = {each: self._charge(each) for each in self._accounts}
-        missing = sum(charges.values()) - charges[account] + need - limit
+        missing = sum(charges.values()) - charges.get(account, 0) + need - limit
         if missing <= 0:
             account.is_waited_for = False
             return True
@@ -329,20 +374,24 @@ class MemoryBudget:
 
     def _free(self, missing: int, charges: dict[Account, int], beneficiary: Account | None) -> bool:
         """Ask those used least recently to sleep, as many as it takes; return whether anybody is about to."""
+        now = time.monotonic()
         coming = 0
         candidates = []
         for each in charges.keys() - {beneficiary}:
             kept = self._meter.read(each.kept()) if each.state is AccountState.ASLEEP else 0
-            if each.is_asked or each.state is AccountState.LEAVING:
-                coming += charges[each]
-            elif each.state is AccountState.ASLEEP:
-                # Of processes that end, and of parents, as far as they do, too.
-                coming += charges[each] if each.is_dropped else charges[each] - kept
+            # What has not come by then may hang, so others are asked as well.
+            if now - each.leaves_since < _COMING_S:
+                if each.is_asked or each.state is AccountState.LEAVING:
+                    coming += charges[each]
+                elif each.state is AccountState.ASLEEP:
+                    # Of processes that end, and of parents, as far as they do, too.
+                    coming += charges[each] if each.is_dropped else charges[each] - kept
             if charges[each] and (self._may_ask(each) or (kept and not each.is_dropped and not each.pids())):
                 candidates.append(each)
         for each in sorted(candidates, key=lambda each: each.last_used):
             if coming >= missing:
                 break
+            each.leaves_since = now
             coming += charges[each]
             if each.state is AccountState.ASLEEP:
                 each.is_dropped = True

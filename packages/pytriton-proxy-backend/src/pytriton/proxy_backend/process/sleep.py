@@ -7,7 +7,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ..errors import AttachError
@@ -18,7 +18,7 @@ from ..worker.placeholder import CannotSleepError, Placeholder
 from .budget import Account, MemoryBudget, NoRoomError, size_text
 from .worker_process import WorkerProcess
 
-__all__ = ["Sleep", "SleepState"]
+__all__ = ["Sleep", "SleepState", "are_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ _USE_S = 0.5
 # The part of the time that requests wait for a worker in which other models have to make room for it.
 _SHARE_FOR_ROOM = 0.8
 _PAUSE_AFTER_FAILURE_S = 1.0
+# Longer than all that the thread waits for by itself. More it waits only for a lock which the thread that stops it may
+# hold, in the handler of a signal.
+_JOIN_S = 10.0
 
 
 class SleepState(enum.Enum):
@@ -82,7 +85,7 @@ class Sleep:
         self._idle_timeout_s = idle_timeout_s
         self._attach_timeout_s = attach_timeout_s
         self._budget = MemoryBudget() if budget is None else budget
-        self._account = account or Account(model.name, lambda: _pids(self._workers), lambda: True)
+        self._account = account or Account(model.name, lambda: _pids(self._workers), lambda: are_up(self._workers))
         self._account.ask_to_sleep = self._ask
         self._label = f"Model {model.name!r} (version {model.version})"
         self._attach_setting = "ModelConfig.attach_timeout_s"
@@ -92,12 +95,14 @@ class Sleep:
         self._workers: list[WorkerProcess] = []
         self._placeholder: Placeholder | None = None
         # Guards the placeholder: one that is made is stopped, or is not used.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stopping = threading.Event()
         # Set when there is something to do before the next look: to stop, or to sleep for another model.
         self._nudged = threading.Event()
         self._is_asked = False
         self._taken = 0
+        # That there is no room is said once, until it has woken again.
+        self._has_told_refusal = False
         self.state = SleepState.AWAKE
         """What the workers do."""
         self._thread = threading.Thread(target=self._run, name=f"pytriton-{model.name}-sleep", daemon=True)
@@ -120,10 +125,10 @@ class Sleep:
                 self._placeholder.stop()
 
     def stop(self) -> None:
-        """Look no more, and wait for the thread that does."""
+        """Look no more, and wait for the thread that does, for a limited time."""
         self.cut()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_JOIN_S)
 
     @property
     def holds_place(self) -> bool:
@@ -142,7 +147,7 @@ class Sleep:
         while any(worker.is_alive and not worker.is_warm for worker in self._workers):
             if self._stopping.wait(_STARTING_S):
                 return
-        self._budget.arrive(self._account, woken=False)
+        self._arrive(woken=False)
         while not self._stopping.is_set():
             if not keep_on(self._sleep_once, f"{self._label}: its sleep failed"):
                 self._stopping.wait(_PAUSE_AFTER_FAILURE_S)
@@ -181,7 +186,7 @@ class Sleep:
                     worker.wake()
             placeholder.release()
             if not sleeps_on:
-                self._budget.arrive(self._account)
+                self._arrive(woken=True)
                 self.state = SleepState.AWAKE
             with self._lock:
                 self._placeholder = None
@@ -189,6 +194,13 @@ class Sleep:
             self._account.ask_to_sleep = None
             self._stopping.wait()
         return _sleep_on if sleeps_on else None
+
+    def _arrive(self, *, woken: bool) -> None:
+        # Whoever stops this may hold the lock of the budget.
+        if not self._stopping.is_set():
+            # Nobody asks before it has arrived. What was asked before it slept is done.
+            self._is_asked = False
+            self._budget.arrive(self._account, woken=woken)
 
     def _await_time(self) -> Callable[[], bool] | None:
         """Wait until it is time to sleep; return what puts the workers to sleep, or `None` at the end."""
@@ -244,14 +256,15 @@ class Sleep:
             or not self._is_served
             or self._stopping.is_set()
         ):
-            self._budget.stay(self._account)
+            if not self._stopping.is_set():
+                self._budget.stay(self._account)
             return False
         self._end_workers()
         return True
 
     def _end_workers(self) -> None:
         size = self._budget.read(self._account)
-        is_for_others = self._account.is_asked
+        is_for_others = self._account.is_asked or self._idle_timeout_s is None
         self.state = SleepState.ASLEEP
         self._budget.sleep(self._account)
         for worker in self._workers:
@@ -279,7 +292,9 @@ class Sleep:
             if not self._budget.admit(self._account, timeout_s, self._stopping.is_set):
                 return True
         except NoRoomError as error:
-            logger.warning("%s cannot wake: %s.", self._label, error)
+            level = logging.DEBUG if self._has_told_refusal else logging.WARNING
+            self._has_told_refusal = True
+            logger.log(level, "%s cannot wake: %s.", self._label, error)
             self._account.wakes.refused += 1
             self.state = SleepState.ASLEEP
             placeholder.turn_away(f"{error}. Send the request again later, or give the server a larger budget")
@@ -302,6 +317,7 @@ class Sleep:
 
     def _tell_awake(self, took_s: float, waited_s: float) -> None:
         self._account.wakes.add(took_s)
+        self._has_told_refusal = False
         waited = f", of which it waited {waited_s:.3g} s for memory" if waited_s >= _STEP_S else ""
         logger.info("%s is awake again, after %.3g s%s.", self._label, took_s, waited)
         if took_s > self._attach_timeout_s:
@@ -316,6 +332,12 @@ class Sleep:
 
 def _pids(workers: Sequence[WorkerProcess]) -> list[int]:
     return [pid for worker in workers if (pid := worker.pid) is not None]
+
+
+def are_up(workers: Iterable[WorkerProcess]) -> bool:
+    """Return whether there are workers that are not to sleep, and all of them have a process that is ready to serve."""
+    awake = [worker for worker in workers if worker.is_alive and not worker.is_asleep]
+    return bool(awake) and all(worker.is_warm for worker in awake)
 
 
 def _sleep_on() -> bool:

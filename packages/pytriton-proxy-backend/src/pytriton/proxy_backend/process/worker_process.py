@@ -111,7 +111,7 @@ class WorkerProcess:
         # Guards all that follows, and signals each change.
         self._changed = threading.Condition()
         self._child: ChildProcess | None = None
-        self._ready = self.is_warm = False  # the latter of the present process
+        self._ready = self.is_warm = False  # the latter of the present process, which is not to end
         self._attached = self._was_attached = False
         self._detached_since = 0.0
         self._ended = False
@@ -173,7 +173,7 @@ class WorkerProcess:
             # A second call can only shorten the time.
             if self._stop_deadline is None or deadline < self._stop_deadline:
                 self._stop_deadline = deadline
-            self._in_flight_s = min(in_flight_s, self._in_flight_s)
+            self._in_flight_s, self.is_warm = min(in_flight_s, self._in_flight_s), False
             if self._child is not None:
                 self._child.stop(min(timeout_s, self._in_flight_s))
             self._changed.notify_all()
@@ -188,7 +188,7 @@ class WorkerProcess:
         with self._changed:
             self.is_asleep = self._was_put_to_sleep = True
             # From here on it detaches, which it does not report.
-            self._attached = False
+            self._attached = self.is_warm = False
             if self._child is not None:
                 self._child.stop(_SLEEP_S)
 
@@ -416,7 +416,7 @@ class WorkerProcess:
                 GATHERED.update(self, labels, families)
         elif kind in ("ready", "attached"):
             with self._changed:
-                self.is_warm = True
+                self.is_warm = not self._was_put_to_sleep and self._stop_deadline is None
                 if kind == "ready":
                     self._was_ready = self._ready = True
                     self._job = _with_golden(self._job, self._golden)

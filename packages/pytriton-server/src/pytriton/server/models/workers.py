@@ -15,7 +15,7 @@ from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.process.budget import Account, MemoryBudget
 from pytriton.proxy_backend.process.parent_process import ParentProcesses
-from pytriton.proxy_backend.process.sleep import Sleep, SleepState
+from pytriton.proxy_backend.process.sleep import Sleep, SleepState, are_up
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
@@ -217,7 +217,8 @@ class ModelWorkers:
         account = Account(
             self._spec.name,
             pids=lambda: [pid for worker in processes() if (pid := worker.pid) is not None],
-            is_up=lambda: self._are_started and all(worker.is_warm for worker in processes() if worker.is_alive),
+            is_up=lambda: self._are_started and are_up(processes()),
+            is_gone=lambda: self._are_started and not any(worker.is_alive for worker in processes()),
             kept=lambda: [pid for each in parents for pid in each.pids],
             drop=lambda: list(map(ParentProcesses.sleep, parents)),
             pinned=pinned,
@@ -229,7 +230,7 @@ class ModelWorkers:
             self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, timeout_s, budget, account)
         budget.open(account)
         self._budget, self._account = budget, account
-        if not budget.admit(account, _ROOM_S, stop_wanted):
+        if not budget.admit(account, _ROOM_S, stop_wanted, after_starts=True):
             raise StartCancelled
 
     def start_sleep(self) -> None:
