@@ -665,9 +665,9 @@ def demo(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def bench(runner: Runner, arguments: Sequence[str]) -> int:
-    """Compare with other ways to serve a function; `bench tokens`, `many_models` and `variable` are about these."""
+    """Compare with other ways to serve a function; `tokens`, `many_models`, `variable`, `sleeping` measure ours."""
     program = "run"
-    if arguments[:1] in (["tokens"], ["many_models"], ["variable"]):
+    if arguments[:1] in (["tokens"], ["many_models"], ["variable"], ["sleeping"]):
         program, *arguments = arguments
     return prepare(runner) or runner.run("python", f"benchmarks/{program}.py", *arguments)
 

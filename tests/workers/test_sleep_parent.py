@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
+from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError
 from support import process_models
 from support.callables import X, Y
@@ -53,11 +55,13 @@ def bind(triton: Triton, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[
     caplog.set_level(logging.INFO)
     bound: list[str] = []
 
-    def bind(factory: Any = parent_models.make, name: str = "m", **options: Any) -> None:
+    def bind(
+        factory: Any = parent_models.make, name: str = "m", *, config: ModelConfig | None = None, **options: Any
+    ) -> None:
         options = {"idle_timeout_s": IDLE_S, "max_crashes": 1000, "sleep": "parent", **options}
         worker = ProcessWorker(factory, **options)
         # However long a busy machine takes to start a process.
-        triton.bind(name, worker, X, Y, config=ModelConfig(attach_timeout_s=PATIENCE_S))
+        triton.bind(name, worker, X, Y, config=config or ModelConfig(attach_timeout_s=PATIENCE_S))
         bound.append(name)
 
     yield bind
@@ -212,6 +216,18 @@ def test_forks_do_not_share_what_a_process_has_for_itself(
     # With the parent goes what its factory has made.
     assert os.listdir(tmp_path) == ["lines"]
     assert "the end of" in caplog.text
+
+
+def test_a_fork_gives_the_known_answer_to_its_warm_up(
+    triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The parent is not warmed up: each fork does it, with the same numbers."""
+    warmup = [ModelWarmup("random", 1, {"x": WarmupInput(np.float32, (3,), random_data=True)}, count=2)]
+    bind(golden=True, config=ModelConfig(attach_timeout_s=PATIENCE_S, model_warmup=warmup))
+    for _ in range(2):
+        eventually(lambda: is_asleep(triton))
+        assert is_forked(triton)
+    assert "known answer" not in caplog.text
 
 
 def test_a_class_under_a_decorator(triton: Triton, caplog: pytest.LogCaptureFixture) -> None:
