@@ -200,9 +200,7 @@ void Execute(
   auto owned = std::make_unique<OwnedBatch>(
       triton_instance, requests, count, instance->batching != 0, instance->decoupled != 0);
   Batch& batch = owned->batch;
-  batch.ranks = &instance->ranks;
-  batch.cache = instance->cache.get();
-  batch.devices = &instance->devices;
+  batch.Use(instance->state);
   static thread_local BatchSource source;
   static thread_local std::vector<InPlace> in_place;
   std::string error;
@@ -382,6 +380,8 @@ PYTRITON_EXPORT const char* pytriton_inprocess_connect(void* triton) {
   if (pytriton::triton_table.TRITON##name##_ == nullptr) return "TRITON" #name;
   PYTRITON_TRITON_FUNCTIONS(PYTRITON_FIND_OR_FAIL)
   PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_FIND)
+  // It brings the CUDA runtime whose memory and streams its backends use; other libraries may bring others.
+  pytriton::PreferCudaRuntimeOf(triton);
   return nullptr;
 }
 
@@ -460,12 +460,12 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
   auto made = std::make_unique<Instance>();
   std::string configuration;
   PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &configuration));
-  made->ranks.Read(configuration);
+  made->state->ranks.Read(configuration);
   const WithGil gil;
   made->token = CallHook(hooks.load_instance, NewNumber(key), NewNumber(made.get()));
   if (made->token == 0) return pytriton::Refused("making an instance of the model");
   if (made->cache_bytes != 0) {
-    PYTRITON_RETURN_IF_ERROR(pytriton::CacheOf(model, key, made->cache_bytes, &made->cache));
+    PYTRITON_RETURN_IF_ERROR(pytriton::CacheOf(model, key, made->cache_bytes, &made->state->cache));
   }
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
   made.release();
@@ -478,6 +478,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
   const std::unique_ptr<Instance> made(static_cast<Instance*>(state));
   if (made == nullptr) return nullptr;
+  // Before the GIL is taken: who reports statistics does not have it.
+  made->state->End();
   const WithGil gil;
   CallHook(hooks.unload_instance, NewNumber(made->token));
   return nullptr;

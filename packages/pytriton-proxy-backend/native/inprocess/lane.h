@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "../proxy/devices.h"
-#include "../proxy/input_ranks.h"
-#include "../proxy/response_cache.h"
+#include "../proxy/instance_state.h"
 #include "instance_fields.h"
 #include "python_objects.h"
 
@@ -15,9 +13,7 @@ namespace pytriton {
 // One model instance, and what the process says about it. `slab` is where the next batch is written; the process puts
 // another one in its place while it has the batch, if anything still refers to what is in it.
 struct Instance : InstanceFields {
-  InputRanks ranks;
-  std::shared_ptr<ModelCache> cache;
-  Devices devices;
+  std::shared_ptr<InstanceState> state = std::make_shared<InstanceState>();
 };
 
 // What a lane has done with a batch.

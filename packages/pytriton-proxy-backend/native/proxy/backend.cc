@@ -38,9 +38,9 @@ struct Model {
 
 struct Instance {
   pytriton::Endpoint* endpoint;
+  // Its batches outlive it where the endpoint is the model's, and that of a `model.py` answers them when it ends.
+  std::shared_ptr<pytriton::InstanceState> state = std::make_shared<pytriton::InstanceState>();
   std::unique_ptr<pytriton::PythonInstance> python;  // where the endpoint is not the model's
-  pytriton::InputRanks ranks;
-  pytriton::Devices devices;
 };
 
 using pytriton::MakeError;
@@ -239,7 +239,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
     // Not earlier: a `model.py` completes the configuration.
     std::string configuration;
     PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(triton_model, &configuration));
-    made->ranks.Read(configuration);
+    made->state->ranks.Read(configuration);
     const char* name = nullptr;
     uint64_t version = 0;
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelName(triton_model, &name));
@@ -259,7 +259,10 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
     void* state = nullptr;
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
     pytriton::ForgetInGuard(state);
-    delete static_cast<Instance*>(state);
+    const std::unique_ptr<Instance> own(static_cast<Instance*>(state));
+    if (own == nullptr) return nullptr;
+    own->python.reset();
+    own->state->End();
     return nullptr;
   });
 }
@@ -288,8 +291,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     auto batch = std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
         endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends());
-    batch->ranks = &own->ranks;
-    batch->devices = &own->devices;
+    batch->Use(own->state);
     batch->counts_failures = own->python != nullptr;
     endpoint->Execute(std::move(batch));
   } catch (const std::exception& exception) {

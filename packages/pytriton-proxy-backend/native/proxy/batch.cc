@@ -242,6 +242,7 @@ Batch::Batch(uint64_t id, const Batch& like)
       loss(like.loss),
       id_(id),
       instance_(like.instance_),
+      state_(like.state_),
       batching_(like.batching_),
       decoupled_(like.decoupled_),
       late_ends_(like.late_ends_),
@@ -870,6 +871,11 @@ bool WriteOutput(
   TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
   int64_t device = 0;
   if (Failed(TRITONBACKEND_OutputBuffer(output, &buffer, slice.length, &memory, &device), error)) return false;
+  if (buffer == nullptr && slice.length != 0) {
+    *error = std::string("output '") + tensor.name + "': the server has no memory for its " +
+             std::to_string(slice.length) + " bytes";
+    return false;
+  }
   if (memory == TRITONSERVER_MEMORY_GPU) return WriteToDevice(slice, buffer, device, on_devices, error);
   if (slice.length != 0) std::memcpy(buffer, slice.data, slice.length);
   if (tensor.dtype != TRITONSERVER_TYPE_BYTES) return true;
@@ -1091,19 +1097,22 @@ void Batch::Finish(uint64_t compute_end_ns) {
     if (item.open || item.request == nullptr) continue;
     // How long the worker was at it says nothing of what all of its requests cost.
     if (!item.success || item.cached) cost = 0;
-    PYTRITON_LOG_IF_ERROR(
-        TRITONBACKEND_ModelInstanceReportStatistics(
-            instance_, item.request, item.success, started_ns_, sent_ns, compute_end_ns, end_ns),
-        "request statistics");
+    ReportTo([&](TRITONBACKEND_ModelInstance* instance) {
+      PYTRITON_LOG_IF_ERROR(
+          TRITONBACKEND_ModelInstanceReportStatistics(
+              instance, item.request, item.success, started_ns_, sent_ns, compute_end_ns, end_ns),
+          "request statistics");
+    });
     Release(item);
     --open_;
   }
   if (open_ == 0 && !reported_ && (any_success || counts_failures)) {
     reported_ = true;
-    PYTRITON_LOG_IF_ERROR(
-        TRITONBACKEND_ModelInstanceReportBatchStatistics(
-            instance_, rows, started_ns_, sent_ns, compute_end_ns, end_ns),
-        "batch statistics");
+    ReportTo([&](TRITONBACKEND_ModelInstance* instance) {
+      PYTRITON_LOG_IF_ERROR(
+          TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, rows, started_ns_, sent_ns, compute_end_ns, end_ns),
+          "batch statistics");
+    });
   }
   if (open_ == 0 && held_back != nullptr) {
     held_back->insert(held_back->end(), last_responses_.begin(), last_responses_.end());

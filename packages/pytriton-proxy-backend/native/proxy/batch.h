@@ -13,6 +13,7 @@
 #include "cost.h"
 #include "devices.h"
 #include "input_ranks.h"
+#include "instance_state.h"
 #include "late_ends.h"
 #include "record.h"
 #include "response_cache.h"
@@ -39,6 +40,14 @@ class Batch {
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
+
+  // What it uses of its instance.
+  void Use(const std::shared_ptr<InstanceState>& state) {
+    state_ = state;
+    ranks = &state->ranks;
+    devices = &state->devices;
+    if (state->cache) cache = state->cache.get();
+  }
 
   uint64_t id() const { return id_; }
   uint32_t size() const { return static_cast<uint32_t>(items_.size()); }
@@ -177,8 +186,16 @@ class Batch {
   // order: the caller whom the response wakes then finds everything done.
   void Finish(uint64_t compute_end_ns);
 
+  // Calls `report` with the instance, for its statistics, as long as it is there.
+  template <typename Report>
+  void ReportTo(const Report& report) {
+    if (state_ == nullptr) return report(instance_);
+    state_->WhileThere([&] { report(instance_); });
+  }
+
   uint64_t id_;
   TRITONBACKEND_ModelInstance* instance_;
+  std::shared_ptr<InstanceState> state_;
   bool batching_;
   bool decoupled_;
   LateEnds* const late_ends_;

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <list>
+#include <type_traits>
+#include <utility>
 
 #include "triton_util.h"
 
@@ -53,33 +56,52 @@ struct CudaRuntime {
 
 // Where a process keeps the symbols of its Triton to itself, as Python does, only the library's own handle leads to them.
 // Its file has a version in its name, and of a wheel a digest, too.
-bool FindAmongLibraries(CudaRuntime* found) {
-  const auto look = [](dl_phdr_info* info, size_t, void* target) {
+void FindLibraries(std::vector<void*>* found) {
+  const auto look = [](dl_phdr_info* info, size_t, void* paths) {
     const char* slash = std::strrchr(info->dlpi_name, '/');
     const char* name = slash == nullptr ? info->dlpi_name : slash + 1;
-    if (std::strncmp(name, "libcudart", 9) != 0) return 0;
-    *static_cast<std::string*>(target) = info->dlpi_name;
-    return 1;
+    if (std::strncmp(name, "libcudart", 9) == 0) static_cast<std::vector<std::string>*>(paths)->push_back(info->dlpi_name);
+    return 0;
   };
-  std::string path;
-  if (dl_iterate_phdr(look, &path) == 0) return false;
-  // Kept open: its functions are called from now on.
-  void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-  return library != nullptr && found->Find(library);
+  std::vector<std::string> paths;
+  dl_iterate_phdr(look, &paths);
+  for (const std::string& path : paths) {
+    // Kept open: its functions are called from now on.
+    if (void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD)) found->push_back(library);
+  }
 }
 
-// Null where the process has none.
+std::atomic<void*> preferred_library{nullptr};
+
+// Null where the process has none. Of several, as where frameworks bring their own, that of Triton, or else the first that
+// works. One that does not is asked again, as it may have come before its driver.
 const CudaRuntime* Runtime() {
-  static std::atomic<const CudaRuntime*> known{nullptr};
-  const CudaRuntime* runtime = known.load(std::memory_order_acquire);
+  static std::atomic<const CudaRuntime*> working{nullptr};
+  const CudaRuntime* runtime = working.load(std::memory_order_acquire);
   if (runtime != nullptr) return runtime;
   static std::mutex mutex;
-  static CudaRuntime found;
+  static auto* const known = new std::list<std::pair<void*, CudaRuntime>>();  // never moved, as threads may use them
   const std::lock_guard<std::mutex> lock(mutex);
-  if (known.load(std::memory_order_relaxed) == nullptr && (found.Find(RTLD_DEFAULT) || FindAmongLibraries(&found))) {
-    known.store(&found, std::memory_order_release);
+  runtime = working.load(std::memory_order_relaxed);
+  if (runtime != nullptr) return runtime;
+  std::vector<void*> libraries{RTLD_DEFAULT};
+  if (void* const preferred = preferred_library.load(std::memory_order_acquire)) libraries.insert(libraries.begin(), preferred);
+  FindLibraries(&libraries);
+  const CudaRuntime* first = nullptr;
+  for (void* const library : libraries) {
+    auto place = std::find_if(known->begin(), known->end(), [library](const auto& each) { return each.first == library; });
+    if (place == known->end()) {
+      CudaRuntime found;
+      if (!found.Find(library)) continue;
+      place = known->emplace(known->end(), library, found);
+    }
+    if (first == nullptr) first = &place->second;
+    int device = 0;
+    if (!place->second.Failure("cudaGetDevice", place->second.GetDevice(&device)).empty()) continue;
+    working.store(&place->second, std::memory_order_release);
+    return &place->second;
   }
-  return known.load(std::memory_order_relaxed);
+  return first;
 }
 
 std::string Describe(const DeviceCopy& copy) {
@@ -119,6 +141,8 @@ class CurrentDevice {
 
 }  // namespace
 
+void PreferCudaRuntimeOf(void* library) { preferred_library.store(library, std::memory_order_release); }
+
 bool HasCudaRuntime() { return Runtime() != nullptr; }
 
 std::string WaitForDefaultStream(int32_t device) {
@@ -129,29 +153,41 @@ std::string WaitForDefaultStream(int32_t device) {
 }
 
 Devices::~Devices() {
-  for (const Stream& stream : streams_) {
+  for (const Stream& stream : free_) {
     const std::string error = Runtime()->Failure("cudaStreamDestroy", Runtime()->StreamDestroy(stream.handle));
     if (!error.empty()) PYTRITON_LOG(WARN, "a stream on GPU " + std::to_string(stream.device) + " is left: " + error);
   }
 }
 
-void* Devices::StreamOn(int32_t device, std::string* error) {
-  for (const Stream& stream : streams_) {
-    if (stream.device == device) return stream.handle;
+void* Devices::TakeStream(int32_t device, std::string* error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Stream& stream : free_) {
+      if (stream.device != device) continue;
+      void* const handle = stream.handle;
+      stream = free_.back();
+      free_.pop_back();
+      return handle;
+    }
+    free_.reserve(made_ + 1);
+    ++made_;
   }
   // It waits for the default stream, as those of Triton's own backends do.
   void* made = nullptr;
   *error = Runtime()->Failure("cudaStreamCreate", Runtime()->StreamCreate(&made));
-  if (!error->empty()) return nullptr;
-  streams_.push_back({device, made});
-  return made;
+  return error->empty() ? made : nullptr;
+}
+
+void Devices::GiveBack(const Stream& stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(stream);
 }
 
 void Devices::CopyOn(int32_t device, const std::vector<DeviceCopy>& copies, std::vector<std::string>* outcomes) {
   const CudaRuntime& runtime = *Runtime();
   const CurrentDevice current(runtime, device);
   std::string error = current.error();
-  void* const stream = error.empty() ? StreamOn(device, &error) : nullptr;
+  void* const stream = error.empty() ? TakeStream(device, &error) : nullptr;
   for (size_t i = 0; error.empty() && i < copies.size(); ++i) {
     const DeviceCopy& copy = copies[i];
     if (copy.device != device) continue;
@@ -160,7 +196,10 @@ void Devices::CopyOn(int32_t device, const std::vector<DeviceCopy>& copies, std:
         runtime.Failure("cudaMemcpyAsync", runtime.MemcpyAsync(copy.to, copy.from, copy.size, kind, stream));
   }
   // Also where some could not be queued: the others read and write memory that is somebody else's soon.
-  if (stream != nullptr) error = runtime.Failure("cudaStreamSynchronize", runtime.StreamSynchronize(stream));
+  if (stream != nullptr) {
+    error = runtime.Failure("cudaStreamSynchronize", runtime.StreamSynchronize(stream));
+    GiveBack({device, stream});
+  }
   for (size_t i = 0; i < copies.size(); ++i) {
     if (copies[i].device == device && (*outcomes)[i].empty()) (*outcomes)[i] = error;
   }
@@ -173,9 +212,7 @@ void Devices::Copy(const std::vector<DeviceCopy>& copies, const Failed& failed) 
     if (std::find(devices.begin(), devices.end(), copy.device) == devices.end()) devices.push_back(copy.device);
   }
   if (HasCudaRuntime()) {
-    // What goes wrong with a copy of one batch is not to be found by the thread of another one.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    streams_.reserve(streams_.size() + devices.size());
+    // Each caller has streams of its own meanwhile: it waits for its own copies alone, and finds what is wrong with these.
     for (const int32_t device : devices) CopyOn(device, copies, &outcomes);
   } else {
     outcomes.assign(copies.size(), kNoRuntime);

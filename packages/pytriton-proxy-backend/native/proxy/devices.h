@@ -14,6 +14,9 @@ namespace pytriton {
 // Whether a CUDA runtime is loaded in this process. Looks for one as long as there is none.
 bool HasCudaRuntime();
 
+// The library, a handle of dlopen, whose CUDA runtime is taken where it has one that works.
+void PreferCudaRuntimeOf(void* library);
+
 // Waits for the default stream of a device. Returns what is wrong; empty where nothing is.
 std::string WaitForDefaultStream(int32_t device);
 
@@ -27,7 +30,7 @@ struct DeviceCopy {
   uint32_t request;  // whose tensor it is
 };
 
-// What one model instance copies, on a stream of its own on each device.
+// What one model instance copies, on streams of its own: as many on each device as threads copied at the same time.
 class Devices {
  public:
   // (a copy, what is wrong)
@@ -50,10 +53,13 @@ class Devices {
 
   // What came of one copy: empty where it was done.
   void CopyOn(int32_t device, const std::vector<DeviceCopy>& copies, std::vector<std::string>* outcomes);
-  void* StreamOn(int32_t device, std::string* error);
+  // A stream on the current device, which nobody else uses until it is given back.
+  void* TakeStream(int32_t device, std::string* error);
+  void GiveBack(const Stream& stream);
 
   std::mutex mutex_;
-  std::vector<Stream> streams_;
+  size_t made_ = 0;
+  std::vector<Stream> free_;  // has room for all that were made
 };
 
 }  // namespace pytriton

@@ -1,6 +1,7 @@
 // Tensors in the memory of GPUs, with the fake CUDA runtime: `devices batches SEED ROUNDS`, random batches some of whose
 // tensors lie on devices or are wanted there; `devices failures`, each function of CUDA in turn fails; `devices threads
-// ROUNDS`, several threads with the streams of one instance.
+// ROUNDS`, several threads with the streams of one instance; `waits`, a copy while another one is waited for; `ends`, an
+// instance that ends before its batches, and outputs that the server has no memory for.
 #include <map>
 #include <thread>
 
@@ -191,6 +192,7 @@ void TestBatches(Random& random, uint64_t rounds) {
 void TestFailures() {
   may_log = true;
   std::map<std::string, int> told;
+  CHECK(HasCudaRuntime());  // which asks whether it works, once
   for (int64_t failing = 0;; ++failing) {
     Devices devices;
     Requests requests;
@@ -276,6 +278,99 @@ void TestThreads(int rounds) {
   for (auto& thread : threads) thread.join();
 }
 
+Devices* waited_for = nullptr;
+
+// Another thread's copy is done while the first one waits for its stream.
+void TestWaits() {
+  Devices devices;
+  waited_for = &devices;
+  const auto fails = [](const DeviceCopy&, const std::string&) { CHECK(false); };
+  const std::string bytes = "abcdefgh";
+  void* const memory = OnDevice(0, bytes.size());
+  fake_cuda_while_waiting([] {
+    fake_cuda_while_waiting(nullptr);
+    std::thread([] {
+      const std::string others = "ijkl";
+      std::string back(others.size(), '\0');
+      void* const other = OnDevice(0, others.size());
+      const auto wrong = [](const DeviceCopy&, const std::string&) { CHECK(false); };
+      waited_for->Copy({{"y", true, other, others.data(), others.size(), 0, 0}}, wrong);
+      waited_for->Copy({{"x", false, &back[0], other, others.size(), 0, 0}}, wrong);
+      CHECK(back == others && cudaFree(other) == 0);
+    }).join();
+  });
+  std::string back(bytes.size(), '\0');
+  for (int turn = 0; turn < 3; ++turn) {
+    devices.Copy({{"y", true, memory, bytes.data(), bytes.size(), 0, 0}}, fails);
+    devices.Copy({{"x", false, &back[0], memory, bytes.size(), 0, 0}}, fails);
+    CHECK(back == bytes);
+  }
+  // No more than were in use at the same time.
+  CHECK(fake_cuda_streams() == 2 && cudaFree(memory) == 0);
+}
+
+Requests OnDevices(std::initializer_list<int64_t> sizes) {
+  Requests requests;
+  for (const int64_t columns : sizes) {
+    const std::string bytes(static_cast<size_t>(4 * columns), static_cast<char>('0' + columns));
+    requests.push_back(std::make_unique<TRITONBACKEND_Request>());
+    requests.back()->inputs.push_back({"x11", 11, {1, columns}, bytes.size(), {bytes}});
+    const Place place{TRITONSERVER_MEMORY_GPU, 0, OnDevice(0, bytes.size())};
+    fake_cuda_write(place.address, bytes.data(), bytes.size());
+    requests.back()->inputs[0].places.push_back(place);
+  }
+  return requests;
+}
+
+// A load of the model takes the instance away while workers are at its batches: they are answered all the same, with what
+// was the instance's, and Triton is not called with it any more.
+void TestEnds() {
+  output_place = [](uint64_t size) { return PlaceOnDevice(1, size); };
+  for (const bool ends : {false, true}) {
+    reports = 0;
+    Requests requests = OnDevices({1, 2});
+    {
+      auto state = std::make_shared<InstanceState>();
+      auto batch = MakeBatch(requests, nullptr, false);
+      batch->Use(state);
+      Write(batch.get());
+      auto half = batch->SplitOff(8);
+      if (ends) state->End();
+      state.reset();
+      Echo(half.get(), 0, *requests[0], false, false);
+      Echo(batch.get(), 0, *requests[1], false, false);
+      CHECK(half->finished() && batch->finished());
+    }
+    for (const auto& request : requests) {
+      CHECK(request->error.empty() && request->outputs == std::vector<std::string>{Joined(request->inputs[0])});
+    }
+    CHECK(reports == (ends ? 0 : 4));
+    Free(requests);
+  }
+  CHECK(fake_cuda_streams() == 0 && fake_cuda_allocations() == 0);
+}
+
+// The request has an error that says so; the other one of the batch is answered.
+void TestNoMemory() {
+  for (const TRITONSERVER_MemoryType memory : {TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU}) {
+    output_place = [memory](uint64_t size) { return size == 8 ? Place{memory, 0, nullptr} : Place{}; };
+    lacks_memory = [](uint64_t size) { return size == 8; };
+    Requests requests = OnDevices({1, 2});
+    {
+      auto batch = MakeBatch(requests, nullptr, false);
+      batch->Use(std::make_shared<InstanceState>());
+      Write(batch.get());
+      for (uint32_t i = 0; i < 2; ++i) Echo(batch.get(), i, *requests[i], false, false);
+      CHECK(batch->finished());
+    }
+    CHECK(requests[0]->error.empty() && requests[0]->outputs == std::vector<std::string>{Joined(requests[0]->inputs[0])});
+    CHECK(requests[1]->error == "output 'x11': the server has no memory for its 8 bytes");
+    CHECK(requests[1]->code == TRITONSERVER_ERROR_INTERNAL && requests[1]->answers == 1 && requests[1]->released == 1);
+    lacks_memory = nullptr;
+    Free(requests);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -290,6 +385,11 @@ int main(int count, char** arguments) {
     TestFailures();
   } else if (way == "threads") {
     TestThreads(std::stoi(arguments[2]));
+  } else if (way == "waits") {
+    TestWaits();
+  } else if (way == "ends") {
+    TestEnds();
+    TestNoMemory();
   } else {
     Random random(std::stoull(arguments[2]));
     TestBatches(random, std::stoull(arguments[3]));

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -55,6 +56,7 @@ struct Fake {
 
 // Never destroyed: servers end with threads that still call.
 Fake& fake = *new Fake;
+std::atomic<void (*)()> while_waiting{nullptr};
 thread_local int current_device = 0;
 thread_local int last_error = 0;
 
@@ -167,6 +169,7 @@ FAKE int64_t fake_cuda_allocations() {
   LOCKED;
   return static_cast<int64_t>(fake.memory.size());
 }
+FAKE void fake_cuda_while_waiting(void (*function)()) { while_waiting = function; }
 FAKE int64_t fake_cuda_synchronised() {
   LOCKED;
   return fake.synchronised;
@@ -262,6 +265,7 @@ FAKE int cudaStreamDestroy(void* stream) {
 }
 // One that fails has done its work all the same, or will: as the real one, it says nothing of that.
 FAKE int cudaStreamSynchronize(void* stream) {
+  if (void (*const function)() = while_waiting.load()) function();
   LOCKED;
   const int result = Enter("cudaStreamSynchronize");
   Stream* const waited = stream == nullptr ? &fake.usual : static_cast<Stream*>(stream);

@@ -14,6 +14,8 @@ int64_t fake_cuda_streams();
 int64_t fake_cuda_allocations();
 // How often a stream was waited for.
 int64_t fake_cuda_synchronised();
+// Called whenever somebody waits for a stream, before the wait; null for nothing.
+void fake_cuda_while_waiting(void (*function)());
 // Reads and writes memory of a device as it is now, whatever is queued.
 void fake_cuda_read(const void* from, void* to, uint64_t size);
 void fake_cuda_write(void* to, const void* from, uint64_t size);

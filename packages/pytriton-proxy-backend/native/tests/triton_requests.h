@@ -57,6 +57,9 @@ inline std::function<void()> while_output_is_copied;
 // Where outputs are wanted, and how to read what lies there; on the host where a program does not say.
 inline std::function<Place(uint64_t size)> output_place;
 inline std::function<std::string(const Place& place, uint64_t size)> take_output;
+// Whether there is no memory for an output of so many bytes, as Triton's ensembles tell it: by no address, and no error.
+inline std::function<bool(uint64_t size)> lacks_memory;
+inline int reports = 0;  // of statistics
 inline bool may_log = false;
 
 extern "C" {
@@ -189,6 +192,7 @@ TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(
   *buffer = &output->payload[0];
   if (output_place) output->place = output_place(size);
   if (output->place.address != nullptr) *buffer = output->place.address;
+  if (lacks_memory && lacks_memory(size)) *buffer = nullptr;
   *memory_type = output->place.memory;
   *memory_id = output->place.device;
   return nullptr;
@@ -213,10 +217,12 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportStatistics(
     TRITONBACKEND_ModelInstance*, TRITONBACKEND_Request* request, const bool, const uint64_t, const uint64_t,
     const uint64_t, const uint64_t) {
   CHECK(request->released == 0);
+  ++reports;
   return nullptr;
 }
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportBatchStatistics(
     TRITONBACKEND_ModelInstance*, const uint64_t, const uint64_t, const uint64_t, const uint64_t, const uint64_t) {
+  ++reports;
   return nullptr;
 }
 

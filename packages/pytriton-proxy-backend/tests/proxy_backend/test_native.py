@@ -70,8 +70,14 @@ def test_each_request_is_read_alone(compile_native: Callable[..., Path], run_pro
 
 @pytest.mark.parametrize(
     ("sanitizer", "arguments"),
-    [("memory", ("batches", FUZZ_SEED, 3000)), ("memory", ("failures",)), ("threads", ("threads", 300))],
-    ids=["batches", "failures", "threads"],
+    [
+        ("memory", ("batches", FUZZ_SEED, 3000)),
+        ("memory", ("failures",)),
+        ("threads", ("threads", 300)),
+        ("memory", ("waits",)),
+        ("memory", ("ends",)),
+    ],
+    ids=["batches", "failures", "threads", "waits", "ends"],
 )
 def test_tensors_in_the_memory_of_devices(
     sanitizer: str,
