@@ -26,6 +26,7 @@ from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.process import budget as budget_module
 from pytriton.proxy_backend.process.budget import Account
 from pytriton.proxy_backend.system.processes import proportional_bytes, with_descendants
+from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.models import workers as workers_module
 from pytriton.server.settings.memory import read_size
@@ -351,6 +352,32 @@ def test_a_model_is_rebound_under_a_budget() -> None:
         eventually(lambda: used_bytes() <= 2 * (60 + SELF_MIB) * MIB)
 
 
+def test_a_pinned_model_of_more_than_half_the_budget_is_rebound() -> None:
+    with serving("160MiB") as triton:
+        bind(triton, "fixed", 2.0, 70, pinned=True)
+        triton.rebind("fixed", ProcessWorker(process_models.make_large, [3.0, 80], pinned=True))
+        assert infer(triton.http_url, "fixed", 3.0) == [9.0]
+        with pytest.raises(TritonModelLoadError, match=r"need \d+ MiB, more than the memory budget of 160 MiB"):
+            triton.rebind("fixed", ProcessWorker(process_models.make_large, [4.0, 200], pinned=True))
+        assert infer(triton.http_url, "fixed", 3.0) == [9.0]
+
+
+def test_a_rebind_of_a_busy_model_needs_room_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "_ROOM_S", 0.5)
+    gate = tmp_path / "gate"
+    with serving("160MiB") as triton, ThreadPoolExecutor(1) as caller:
+        bind(triton, "busy", 2.0, 70, gate=str(gate))
+        endpoint = triton._models["busy", 1].endpoint(triton._workspace.endpoints_path)
+        waiting = caller.submit(infer, triton.http_url, "busy", WAIT)
+        try:
+            eventually(lambda: (found := ask_activity(endpoint, PATIENCE_S)) is not None and found.in_flight == 1)
+            with pytest.raises(TritonModelLoadError, match="unbind the model first, or raise the budget"):
+                triton.rebind("busy", ProcessWorker(process_models.make_large, [3.0, 70]))
+        finally:
+            gate.touch()
+        assert waiting.result() == [2.0 * WAIT]
+
+
 def test_a_remote_server_has_a_budget_of_its_own() -> None:
     security = TritonSecurityConfig(restricted_endpoints=[])
     with short_home(), contextlib.ExitStack() as stack:
@@ -371,15 +398,30 @@ def test_a_budget_that_is_none(value: Any) -> None:
             make()
 
 
-def test_a_budget_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_of_the_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PYTRITON_MEMORY_BUDGET", "lots")
     with pytest.raises(PyTritonBadParameterError, match="environment variable PYTRITON_MEMORY_BUDGET must be"):
         Triton()
     monkeypatch.setenv("PYTRITON_MEMORY_BUDGET", "2GiB")
     triton = Triton(config=local_config())
     triton.bind("m", identity, X, Y)
+    # It may be that of a machine, where other programs have worker processes.
+    triton.check()
+    assert "PYTRITON_MEMORY_BUDGET has no effect: none of the bound models is served by" in caplog.text
+    monkeypatch.delenv("PYTRITON_MEMORY_BUDGET")
+    triton = Triton(config=local_config(), memory_budget="2GiB")
+    triton.bind("m", identity, X, Y)
     with pytest.raises(PyTritonBadParameterError, match="memory_budget is for models in processes of their own"):
         triton.check()
+
+
+def test_a_server_that_runs_goes_on_without_its_last_process() -> None:
+    with short_home(), running(Triton(config=local_config(), memory_budget="400MiB")) as triton:
+        triton.bind("process", ProcessWorker(process_models.make, [2.0]), X, Y)
+        triton.bind("thread", identity, X, Y)
+        triton.unbind("process")
+        triton.run()
+        assert infer(triton.http_url, "thread", 3.0) == [3.0]
 
 
 @pytest.mark.parametrize("value", [-1, "2", True, 1.0])

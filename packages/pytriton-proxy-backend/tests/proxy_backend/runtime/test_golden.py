@@ -56,6 +56,40 @@ def test_fractions_may_be_apart_by_the_tolerance() -> None:
         compare(known, {"y": np.array([1.0, 1002.0, 0.0], np.float32)})
 
 
+def test_what_is_small_may_be_apart_by_little() -> None:
+    """Shares of many classes are all far below the tolerance."""
+    shares = np.random.default_rng(7).dirichlet(np.ones(4000)).astype(np.float32)
+    known = record({"y": shares, "z": np.zeros(3)})
+    compare(known, {"y": shares * np.float32(1.0005), "z": np.zeros(3)})
+    with pytest.raises(GoldenError, match=r"output 'y'.* of 4000 compared elements differ by more than the tolerance"):
+        compare(known, {"y": np.roll(shares, 1), "z": np.zeros(3)})
+    with pytest.raises(GoldenError, match=r"output 'z'.*expected 0\.0 at \[0\], got 0\.0001; 3 of 3"):
+        compare(known, {"y": shares, "z": np.full(3, 1e-4)})
+
+
+def test_texts_are_compared_whatever_array_has_them() -> None:
+    texts = ["cat", "a text that is longer than what fits into the element of an array of such texts", "dog"]
+    arrays = [np.array(texts), np.array([each.encode() for each in texts])]
+    if hasattr(np.dtypes, "StringDType"):
+        arrays.append(np.array(texts, np.dtypes.StringDType()))
+    for array in arrays:
+        known = record({"y": array})
+        assert known == record({"y": np.array([each.encode() for each in texts], object)})
+        compare(known, {"y": array.copy()})
+        other = array.copy()
+        other[1] = other[0]
+        with pytest.raises(GoldenError, match=r"expected 'a text that .*' at \[1\], got 'cat'; 1 of 3"):
+            compare(known, {"y": other})
+
+
+def test_a_type_that_numpy_has_not_is_compared_by_its_values() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    known = record({"y": np.array([1.0, 1000.0], bfloat16)})
+    compare(known, {"y": np.array([1.0, 1004.0], bfloat16)}, tolerance=0.01)
+    with pytest.raises(GoldenError, match=r"expected 1000\.0 at \[1\], got 1200\.0"):
+        compare(known, {"y": np.array([1.0, 1200.0], bfloat16)}, tolerance=0.01)
+
+
 @pytest.mark.parametrize(
     ("value", "other", "told"),
     [

@@ -76,6 +76,7 @@ class TritonBase(abc.ABC):
         min_awake: int = 0,
     ) -> None:
         self._budget = make_budget(type(self).__name__, memory_budget, min_awake)
+        self._has_budget_of_environment = memory_budget is None
         end_on_sigterm_as_init()
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
@@ -423,16 +424,19 @@ class TritonBase(abc.ABC):
     def _start(self, *, announces: bool = True) -> None:
         self._check_own()
         check_may_start()
-        self._models.check_budget(self._budget)
         with self._life.changing():
             if self._life.session is not None:
                 self._restart_if_dead()
                 self._life.check_wanted()
                 if self._life.is_running:
                     return
+            self._check_budget()
             self._life.start(self._open, self._startup_timeout_s())
             for model in self._models.values() if announces else ():
                 self._announce(model)
+
+    def _check_budget(self) -> None:
+        self._models.check_budget(self._budget, from_environment=self._has_budget_of_environment)
 
     def _check_own(self) -> None:
         self._life.check_own(type(self).__name__)

@@ -14,6 +14,7 @@ from pytriton.server.models.callers import CallingModel
 from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
+from pytriton.server.settings.memory import MEMORY_BUDGET_VARIABLE
 
 __all__ = ["WAIT_FORM_MODEL_TIMEOUT_S", "BoundModels"]
 
@@ -189,8 +190,11 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
                     "under another name."
                 )
 
-    def check_budget(self, budget: MemoryBudget) -> None:
-        """Refuse settings for the memory of worker processes where models are bound, and none has such a process."""
+    def check_budget(self, budget: MemoryBudget, *, from_environment: bool) -> None:
+        """Refuse settings for the memory of worker processes where models are bound, and none has such a process.
+
+        A budget of the environment is for all programs, so it is only a warning in one without such processes.
+        """
         definitions = [model.definition for model in list(self.values())]
         settings = (
             ("memory_budget", budget.limit_bytes, "has_processes", "is served by processes"),
@@ -198,6 +202,9 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
         )
         for name, value, needed, what in settings:
             if value is not None and definitions and not any(getattr(each, needed) for each in definitions):
+                if from_environment and name == "memory_budget":
+                    logger.warning("%s has no effect: none of the bound models %s.", MEMORY_BUDGET_VARIABLE, what)
+                    continue
                 raise PyTritonBadParameterError(
                     f"{name} is for models in processes of their own, and none of those that are bound {what}: give "
                     f"them some (ProcessWorker, or pytriton serve --workers 1), or leave {name} out. Threads of this "

@@ -173,7 +173,7 @@ class Triton(TritonBase):
                 each other.
             PyTritonBadParameterError: There is a memory budget, and no worker process.
         """
-        self._models.check_budget(self._budget)
+        self._check_budget()
         check_settings(self._config, self._security)
         check_ports(self._config)
 

@@ -286,8 +286,12 @@ class MemoryBudget:
             account.state, account.is_asked, account.leaves_since = AccountState.ASLEEP, False, time.monotonic()
             self._changed.notify_all()
 
-    def check(self, account: Account) -> None:
+    def check(self, account: Account, old: Account | None = None) -> None:
         """Refuse a model that has started, and can never start again beside those that do not sleep.
+
+        Args:
+            account: The model.
+            old: The one whose place it takes, which does not count.
 
         Raises:
             NoRoomError: It is too large.
@@ -296,7 +300,7 @@ class MemoryBudget:
             return
         with self._changed:
             self._charge(account)
-            if self._is_hopeless(account):
+            if self._is_hopeless(account, old):
                 raise NoRoomError(self._no_room(account, " who may be put to sleep"))
 
     def read(self, account: Account) -> int:
@@ -345,12 +349,12 @@ class MemoryBudget:
         likely = (sum(known) // len(known) if known else limit) if account.size is None else account.size
         return max(0, min(likely, max(account.least_size or 0, limit - self._fixed(account))))
 
-    def _fixed(self, account: Account) -> int:
-        """Return how much those take that never sleep, aside from a model."""
-        return sum(self._charge(each) for each in self._accounts if each is not account and not each.is_movable)
+    def _fixed(self, account: Account, old: Account | None = None) -> int:
+        """Return how much those take that never sleep, aside from a model, and from the one whose place it takes."""
+        return sum(self._charge(each) for each in self._accounts if each not in (account, old) and not each.is_movable)
 
-    def _is_hopeless(self, account: Account) -> bool:
-        return (account.least_size or 0) + self._fixed(account) > (self.limit_bytes or 0)
+    def _is_hopeless(self, account: Account, old: Account | None = None) -> bool:
+        return (account.least_size or 0) + self._fixed(account, old) > (self.limit_bytes or 0)
 
     def _make_room(self, account: Account) -> bool:
         """Return whether there is room for a model; if not, ask others to sleep."""

@@ -123,10 +123,13 @@ def with_descendants(pid: int) -> list[int]:
     found = [pid]
     # Grows while it is walked through.
     for each in found:
+        threads: list[str] = []
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{each}/task"):
-                with open(f"/proc/{each}/task/{thread}/children", encoding="ascii") as file:
-                    found += map(int, file.read().split())
+            threads = os.listdir(f"/proc/{each}/task")
+        for thread in threads:
+            # One that has ended meanwhile says nothing of those after it.
+            with contextlib.suppress(OSError), open(f"/proc/{each}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
     return found
 
 

@@ -104,12 +104,16 @@ class Placeholder:
     def turn_away(self, text: str) -> None:
         """Answer the requests that wait with an error, UNAVAILABLE, between `hold` and `release`.
 
-        Those that come afterwards wait again.
+        Those that come while they are answered wait for workers as any others do.
 
         Args:
             text: What they are told.
         """
         deadline = time.monotonic() + _TURN_AWAY_S
+        activity = ask_activity(self._endpoint, _TURN_AWAY_S)
+        left = 0 if activity is None else activity.in_flight
+        if not left:
+            return
         try:
             link = self._connect(_NAME, _TURNED_AWAY_AT_ONCE, CAPABILITIES | Capability.STANDS_IN)
         except (OSError, ProxyBackendError) as error:
@@ -117,15 +121,21 @@ class Placeholder:
             logger.debug("requests that wait cannot be turned away: %s", error)
             return
         try:
+            has_begun = False
             while (left_s := deadline - time.monotonic()) > 0 and not self._attaching.stopping.is_set():
-                if not _turn_away(link, text):
+                count = _turn_away(link, text)
+                if count is None:
                     return
+                left, has_begun = left - count, has_begun or count > 0
+                if left <= 0:
+                    break
                 if not _is_readable(link, min(left_s, _LOOK_S)):
+                    # None comes any more that waits for a worker: the others have one, or their callers have gone.
                     activity = ask_activity(self._endpoint, _TURN_AWAY_S)
-                    if activity is None or not activity.in_flight:
+                    if has_begun or activity is None or not activity.in_flight:
                         break
             link.detach()
-            while _turn_away(link, text) and _is_readable(link, deadline - time.monotonic()):
+            while _turn_away(link, text) is not None and _is_readable(link, deadline - time.monotonic()):
                 continue
         except (ConnectionLostError, ProtocolError) as error:
             logger.debug("requests that wait were not turned away: %s", error)
@@ -177,12 +187,15 @@ class Placeholder:
         """Do nothing more: the event `attached` is set."""
 
 
-def _turn_away(link: Link, text: str) -> bool:
-    """Answer what has come with an error; return whether the connection is open."""
+def _turn_away(link: Link, text: str) -> int | None:
+    """Answer the batches that have come with an error; return how many, or `None` if the connection is closed."""
     batches = link.poll()
-    for number in [batch.number for batch in batches or ()]:
+    if batches is None:
+        return None
+    numbers = [batch.number for batch in batches]
+    for number in numbers:
         link.fail(number, text, ErrorCode.UNAVAILABLE)
-    return batches is not None
+    return len(numbers)
 
 
 def _is_readable(connection: Link, timeout_s: float | None) -> bool:

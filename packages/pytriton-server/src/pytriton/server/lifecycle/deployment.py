@@ -39,6 +39,7 @@ _LONGEST_POLL_S = 0.25
 _POLL_S = 0.005
 # Time between the end of the last request and the removal of the model's socket.
 _RELEASE_DEADLINE_S = 5.0
+_ROOM_FOR_BOTH = ". Both callables need room until the old one is done: unbind the model first, or raise the budget"
 
 logger = logging.getLogger(__name__)
 
@@ -128,11 +129,11 @@ class Deployment:
         model.describe(self._endpoints)
         self._start_workers(model, stop_wanted)
 
-    def wait_warm(self, model: WorkerService, stop_wanted: StopWanted) -> None:
-        """Wait until the callables of a model have done their warm-up."""
+    def wait_warm(self, model: WorkerService, stop_wanted: StopWanted, old: WorkerService | None = None) -> None:
+        """Wait until the callables of a model, which may take the place of an old one, have done their warm-up."""
         try:
             model.workers.wait_warm(cancelled=stop_wanted)
-            model.workers.check_budget()
+            model.workers.check_budget(None if old is None else old.workers)
         except ProxyBackendError as error:
             cause = error.__cause__ or error
             raise self.load_error(model, str(error), cause) from cause
@@ -235,8 +236,8 @@ class Deployment:
         try:
             if not same:
                 new.describe(self._endpoints)
-            self._start_workers(new, stop_wanted)
-            self.wait_warm(new, stop_wanted)
+            self._start_workers(new, stop_wanted, _ROOM_FOR_BOTH)
+            self.wait_warm(new, stop_wanted, old)
             if same:
                 self.wait_attached(new, timeout_s)
                 # Not earlier: if the load fails, the file beside the socket must still describe the old model.
@@ -288,11 +289,11 @@ class Deployment:
             log_lines=() if cause is not None else self._log_tail(),
         )
 
-    def _start_workers(self, model: WorkerService, stop_wanted: StopWanted) -> None:
+    def _start_workers(self, model: WorkerService, stop_wanted: StopWanted, advice: str = "") -> None:
         try:
             model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted)
         except NoRoomError as error:
-            raise self.load_error(model, str(error), error) from error
+            raise self.load_error(model, f"{error}{advice}", error) from error
 
     def _all(self) -> list[WorkerService]:
         return [*self._models, *self._draining, *self._orphaned]

@@ -258,14 +258,17 @@ class ModelWorkers:
             wakes_refused=account.wakes.refused,
         )
 
-    def check_budget(self) -> None:
+    def check_budget(self, old: "ModelWorkers | None" = None) -> None:
         """Refuse workers that have started, and are too large for the memory budget.
+
+        Args:
+            old: Those whose place they take, which do not count.
 
         Raises:
             NoRoomError: They could never start again beside what does not sleep.
         """
         if self._budget is not None and self._account is not None:
-            self._budget.check(self._account)
+            self._budget.check(self._account, None if old is None else old._account)
 
     def _add(self, worker: Worker | WorkerProcess, warmup: WarmupBatches | None = None) -> None:
         self._workers.append(worker)
