@@ -26,7 +26,7 @@ from support import process_models
 from support.callables import X, Y
 from support.faults import parent_models
 from support.faults.interpreters import make_other_version
-from support.faults.parent_models import COLOUR, DIE, FOLDER, LINE, MAKER, NUMPY_RANDOM, OWN, PYTHON_RANDOM
+from support.faults.parent_models import COLOUR, DIE, ENDS, FOLDER, LINE, MAKER, NUMPY_RANDOM, OWN, PYTHON_RANDOM
 from support.http import call, infer
 from support.processes import is_running
 from support.python_models import parent_processes, processes, worker_processes
@@ -228,6 +228,42 @@ def test_a_fork_gives_the_known_answer_to_its_warm_up(
         eventually(lambda: is_asleep(triton))
         assert is_forked(triton)
     assert "known answer" not in caplog.text
+
+
+@pytest.mark.parametrize("does", ["", "use_pool", "replace_streams"])
+def test_the_end_of_a_fork(
+    triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture, does: str
+) -> None:
+    """It ends the pools of its code, and does what its code asks for, whatever the factory has done."""
+    bind(args=(does,))
+    for _ in range(2):
+        assert is_forked(triton)
+        assert ask(triton, ENDS) == (2.0,)
+        caplog.clear()
+        eventually(lambda: is_asleep(triton))
+        for text in ("a function of a fork", "a finalizer of a fork"):
+            # A factory that writes elsewhere has its forks do so.
+            eventually(lambda text=text: (text in caplog.text) == (does != "replace_streams"))  # type: ignore[misc]
+        told = caplog.text
+        assert "it is killed" not in told
+        assert "the end of" not in told
+        assert "Traceback" not in told
+    assert not warnings_of(caplog)
+
+
+def test_a_factory_that_writes_to_a_file_of_its_own(
+    triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The file stays what it is, and what is not yet written is not written again by each fork."""
+    bind(args=("log_to_file", str(tmp_path)))
+    for _ in range(3):
+        assert is_forked(triton)
+        assert ask(triton, ENDS) == (2.0,)
+        eventually(lambda: is_asleep(triton))
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines.count("by the factory") == 1
+    assert lines.count("a function of a fork") == 3
+    assert not warnings_of(caplog)
 
 
 def test_a_class_under_a_decorator(triton: Triton, caplog: pytest.LogCaptureFixture) -> None:

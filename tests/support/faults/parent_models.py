@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import io
 import mmap
 import os
 import random
@@ -13,7 +14,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ import numpy as np
 
 from pytriton.decorators import batch
 
-MAKER, OWN, PYTHON_RANDOM, NUMPY_RANDOM, LINE, FOLDER, COLOUR, DIE = (float(-number) for number in range(1, 9))
+MAKER, OWN, PYTHON_RANDOM, NUMPY_RANDOM, LINE, FOLDER, COLOUR, DIE, ENDS = (float(-number) for number in range(1, 10))
 COLOURS = {"red": 1.0, "blue": 2.0}
 # What factories make and nobody frees.
 kept: list[Any] = []
@@ -65,6 +69,41 @@ def die_once(path: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def use_pool(_path: str) -> None:
+    """Have a pool of threads, and one for the event loop, which have ended."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(time.time).result()
+
+
+def replace_streams(_path: str) -> None:
+    sys.stdout = io.StringIO()
+    sys.stderr = None
+
+
+def log_to_file(path: str) -> None:
+    sys.stdout = sys.stderr = open(f"{path}/log", "a", encoding="ascii")  # noqa: SIM115
+    print("by the factory")
+
+
+def hang_at_the_end(_path: str) -> None:
+    atexit.register(threading.Event().wait)
+
+
+def ask_for_an_end() -> float:
+    """Have all that ends with a process: threads that wait for work, and functions that are called."""
+    pool = ThreadPoolExecutor(1)
+    kept.append(pool)
+    kept.append(weakref.finalize(pool, print, "a finalizer of a fork"))
+    atexit.register(print, "a function of a fork")
+
+    async def use() -> float:
+        return await asyncio.to_thread(float, 1)
+
+    loop = asyncio.new_event_loop()
+    kept.append(loop)
+    return loop.run_until_complete(use()) + pool.submit(float, 1).result()
+
+
 def die() -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("nobody outlives this")
@@ -101,6 +140,7 @@ def make(does: str = "", path: str = "") -> Callable[..., Any]:
         FOLDER: lambda: folder is not None and os.path.isdir(folder.name),
         COLOUR: lambda: COLOURS[os.environ["COLOUR"]],
         DIE: die,
+        ENDS: ask_for_an_end,
     }
 
     @batch

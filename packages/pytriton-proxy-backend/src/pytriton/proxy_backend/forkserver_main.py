@@ -261,8 +261,9 @@ class ForkLoop:
         unblock_signals()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(output, stream.fileno())
+        # Code of others may have put anything in the places of `sys.stdout` and `sys.stderr`.
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
         os.close(output)
         self._control.close()
         for fork in {id(each): each for each in self._forks.values()}.values():
@@ -276,10 +277,11 @@ class ForkLoop:
     def _watch(self, pid: int, life: socket.socket) -> None:
         try:
             fork = _Fork(pid, life)
-        except OSError:
+        except OSError as error:
             # No descriptor is left, and a process that cannot be watched must not run.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            _send(life, Reply.FAILED, error.errno or 0)
             life.close()
             return
         for descriptor in (fork.pidfd, life.fileno()):

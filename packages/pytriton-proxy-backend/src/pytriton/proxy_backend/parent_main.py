@@ -11,7 +11,10 @@ CHANNEL and JOB are those of a worker, see `process.messages`; over CONTROL fork
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
+import io
 import json
 import os
 import platform
@@ -19,11 +22,12 @@ import select
 import signal
 import socket
 import sys
-import threading
+import time
 import traceback
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import worker_main
 from .description import parse_description
@@ -41,9 +45,11 @@ from .worker.context import check_callable, import_all
 NAME = "pytriton.proxy_backend.parent_main"
 """Name of this module, which is not its own where it is run."""
 
-# How long the child may take to end that cannot be forked from.
+# How long the child may take to end that cannot be forked from, and what it has started after it was killed.
 _END_S = 5.0
+_PAUSE_S = 0.01
 _READ_BYTES = 65536
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def main(arguments: list[str]) -> int:
@@ -74,6 +80,9 @@ class _Parent:
         self._before = Belongings()
         self._files: list[int] = []
         self._prepared: worker_main.Preparation | None = None
+        # In a fork: its exit code, and the finalizers of the factory, which are for others.
+        self._exit_code = 1
+        self._finalizers: dict[Any, Any] | None = None
 
     def run(self, job_text: str) -> int:
         """Prepare, and fork to the end; returns the exit code."""
@@ -87,6 +96,7 @@ class _Parent:
         if reason:
             self._fail("refused", f"what its factory imports: {reason}")
             return 1
+        _flush_writers()
         share_memory()
         own = os.getpid()
         pid = os.fork()
@@ -151,6 +161,7 @@ class _Parent:
         else:
             reason = reason and f"its factory: {reason}"
         if not reason:
+            _flush_writers()
             share_memory()
         self._its_verdict.send(json.dumps(shortened(reason)).encode())
         return 0 if reason else self._fork("weights", "")
@@ -170,15 +181,34 @@ class _Parent:
             traceback.print_exc()
             code = 1
         if os.getpid() != own:
-            _end_fork(code)
+            if self._finalizers is None:
+                # It has not begun.
+                os._exit(code)
+            self._exit_code = code
         return code
 
     def _serve(self, arguments: list[str]) -> int:
         """In a fork: be a worker."""
+        # What is registered last is called first. So Python ends a fork as any process, pools of threads too, up to
+        # what the factory has asked for at the end of its process: it may be the removal of a folder, for example.
+        # Nothing of the factory is freed before, for that could be an end, too.
+        atexit.register(self._end_fork)
+        self._finalizers = _Finalizers.take()
         for each in (self._channel, self._verdict, self._its_verdict):
             each.close()
         reopen_files(self._files)
         return worker_main.main(arguments, self._prepared)
+
+    def _end_fork(self) -> NoReturn:
+        try:
+            # If the factory had one, their function is registered before this one.
+            _Finalizers.call()
+            for stream in (sys.stdout, sys.stderr):
+                # Code of others may have put anything in their place, also nothing.
+                with contextlib.suppress(Exception):
+                    stream.flush()
+        finally:
+            os._exit(self._exit_code)
 
     def _send(self, kind: str, **fields: object) -> None:
         # Without the other side, the system ends this process.
@@ -215,10 +245,13 @@ def _end_as(status: int) -> int:
 def _kill_group() -> None:
     """Kill what the factory has started, which is in the group of this process."""
     own, group = os.getpid(), os.getpgrp()
-    while others := [pid for pid in _members(group) if pid != own]:
+    deadline = time.monotonic() + _END_S
+    while (others := [pid for pid in _members(group) if pid != own]) and time.monotonic() < deadline:
         for pid in others:
-            with contextlib.suppress(ProcessLookupError):
+            # One has ended meanwhile, another one belongs to another user.
+            with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
 
 
 def _members(group: int) -> Iterator[int]:
@@ -231,19 +264,31 @@ def _members(group: int) -> Iterator[int]:
                 yield int(path.parent.name)
 
 
-def _end_fork(code: int) -> NoReturn:
-    """End a fork without what the factory has asked for at the end of its process, which others still need.
+def _flush_writers() -> None:
+    """Write what files hold back, which each fork would write again."""
+    # Not `isinstance`, which asks objects that stand for others, and may make them import what they stand for.
+    writers = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
+    # Code of others may have put anything in the place of the first two.
+    for each in (sys.stdout, sys.stderr, *writers):
+        # It may be closed, or nothing at all.
+        with contextlib.suppress(Exception):
+            each.flush()
 
-    It may have registered the removal of a folder that it has made, for example.
-    """
-    try:
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    finally:
-        os._exit(code)
+
+class _Finalizers(weakref.finalize):  # type: ignore[type-arg]
+    """All finalizers of this process, which have one function in `atexit` together."""
+
+    @classmethod
+    def take(cls) -> dict[Any, Any]:
+        """Forget and return those that there are."""
+        taken = dict(cls._registry)  # type: ignore[attr-defined]
+        cls._registry.clear()  # type: ignore[attr-defined]
+        return taken
+
+    @classmethod
+    def call(cls) -> None:
+        """Do at once what is for the end of the process."""
+        cls._exitfunc()  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

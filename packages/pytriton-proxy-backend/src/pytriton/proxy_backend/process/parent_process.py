@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,10 @@ _POLL_S = 0.2
 _TRIES = 2
 # What the factory has asked for at the end of its process may take so long.
 _STOP_S = 2.0
+_ALONE = (
+    "So each process that starts imports everything and calls the factory itself, as with "
+    'sleep="process", which takes longer'
+)
 
 
 class ParentProcess(WorkerProcess):
@@ -42,6 +47,7 @@ class ParentProcess(WorkerProcess):
         self._users = 0
         self._requests: ForkRequests | None = None
         self._is_up = False
+        self._asleep_since = 0.0
         self._told = ""
 
     def enter(self) -> None:
@@ -73,6 +79,7 @@ class ParentProcess(WorkerProcess):
         super().sleep()
         with self._changed:
             requests, self._requests, self._is_up = self._requests, None, False
+            self._asleep_since = time.monotonic()
         if requests is not None:
             requests.close()
 
@@ -104,11 +111,16 @@ class ParentProcess(WorkerProcess):
         return start_process(launch, channel, job, label)
 
     def _await_up(self, is_stopped: Callable[[], bool]) -> ForkRequests | None:
-        """Wait until the parent can fork; `None` where there will be none."""
+        """Wait until the parent can fork; `None` where there will be none, or not in time."""
+        timeout_s = self._limits.start_timeout_s
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._changed.wait_for(lambda: self._can_fork or not self.is_alive, _POLL_S):
                 if is_stopped():
                     raise OSError(errno.ECANCELED, "it is stopped")
+                if time.monotonic() >= deadline:
+                    self._tell(f"has a parent that was not ready within {timeout_s:g} s. {_ALONE}")
+                    return None
             return self._requests if self._can_fork else None
 
     @property
@@ -142,6 +154,17 @@ class ParentProcess(WorkerProcess):
         if self._stop_deadline is not None and not is_ready:
             # It has nobody who waits for what it is at.
             return "was stopped"
+        if self._was_put_to_sleep:
+            if not is_ready:
+                return "was put to sleep"
+            if time.monotonic() >= self._asleep_since + _STOP_S:
+                logger.warning(
+                    "%s did not end within %g s after it was put to sleep: something that its factory has asked for at "
+                    "the end still runs; it is killed",
+                    self._label,
+                    _STOP_S,
+                )
+                return "did not end"
         return super()._overdue(started, is_ready, done_since)
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -149,7 +172,8 @@ class ParentProcess(WorkerProcess):
             super()._take(message)
             return
         with self._changed:
-            self._is_up = True
+            # One that was put to sleep meanwhile is about to end.
+            self._is_up = self._requests is not None and not self._was_put_to_sleep
             self._changed.notify_all()
         reason = str(message.get("reason") or "")
         if reason:
@@ -165,10 +189,7 @@ class ParentProcess(WorkerProcess):
             python, theirs, ours = self._launch.command()[0], installed_in(self._launch), installed_version()
             if theirs != ours:
                 reason += f" ({python} has pytriton-proxy-backend {theirs or 'without a version'}, this process {ours})"
-        self._tell(
-            f"has no parent. {_sentence(reason)}. So each process that starts imports everything and calls the factory "
-            'itself, as with sleep="process", which takes longer'
-        )
+        self._tell(f"has no parent. {_sentence(reason)}. {_ALONE}")
 
     def _tell(self, text: str) -> None:
         """Warn, once for the same reason."""
