@@ -464,14 +464,18 @@ class _Meter:
     """Measures processes, those that they have started included."""
 
     def __init__(self) -> None:
-        # By process: its resident memory then, its share of it, and when that was.
-        self._known: dict[int, tuple[int, int, float]] = {}
+        # By process: its resident memory then, its share of it, when that was, and who shared it.
+        self._known: dict[int, tuple[int, int, float, frozenset[int]]] = {}
 
     def read(self, pids: Iterable[int]) -> int:
         """Return how much processes take, in bytes."""
-        return sum(map(self._read_one, {each for pid in pids for each in with_descendants(pid)}))
+        sharers: dict[int, frozenset[int]] = {}
+        for family in sorted((frozenset(with_descendants(pid)) for pid in pids), key=len):
+            # What was forked from a parent that stays is in the family of the parent, too, which is the larger one.
+            sharers.update(dict.fromkeys(family, family))
+        return sum(self._read_one(pid, family) for pid, family in sharers.items())
 
-    def _read_one(self, pid: int) -> int:
+    def _read_one(self, pid: int, family: frozenset[int]) -> int:
         resident = resident_bytes(pid)
         if not resident:
             self._known.pop(pid, None)
@@ -481,13 +485,15 @@ class _Meter:
         if (
             known is not None
             and now - known[2] < _REMEMBERED_S
+            # A fork shares all, so its begin and its end change what the others have of it.
+            and known[3] == family
             and abs(resident - known[0]) <= _REMEMBERED_SHARE * known[0]
         ):
             return known[1]
         share = proportional_bytes(pid)
         # The kernel shows only the resident memory of a process of another user.
         measured = resident if share is None else share
-        self._known[pid] = (resident, measured, now)
+        self._known[pid] = (resident, measured, now, family)
         if len(self._known) > 1000:
             self._known = {each: facts for each, facts in self._known.items() if now - facts[2] < _REMEMBERED_S}
         return measured
