@@ -324,6 +324,45 @@ def test_a_parent_that_is_killed_while_its_forks_serve(triton: Triton, bind: Cal
         eventually(lambda: len(worker_processes()) == 2 and len(parent_processes()) == 2)
 
 
+def drop(triton: Triton) -> None:
+    """End the parents of the model, as a budget does that another model needs."""
+    account = triton._models["m", 1].workers._account
+    assert account is not None
+    account.drop()
+    eventually(lambda: not parent_processes())
+
+
+def test_a_parent_that_hangs_at_its_end_is_killed(
+    triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    bind(args=("hang_at_the_end",))
+    for _ in range(2):
+        assert is_forked(triton)
+        eventually(lambda: is_asleep(triton) and len(parent_processes()) == 2)
+        drop(triton)
+        assert "did not end within 2 s after it was put to sleep" in caplog.text
+        caplog.clear()
+    assert is_forked(triton)
+    assert not warnings_of(caplog)
+
+
+def test_a_parent_that_is_dropped_while_it_starts(
+    triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It does not wait for its factory, and the next one is forked from again."""
+    bind(args=("wait_at_a_gate", str(tmp_path)))
+    assert is_forked(triton)
+    eventually(lambda: is_asleep(triton) and len(parent_processes()) == 2)
+    before = parent_processes()
+    (tmp_path / "closed").touch()
+    os.kill(next(iter(processes("parent_main", os.getpid()))), signal.SIGKILL)
+    eventually(lambda: len(parent_processes()) == 2 and not set(before) & set(parent_processes()))
+    drop(triton)
+    (tmp_path / "closed").unlink()
+    assert is_forked(triton)
+    assert not warnings_of(caplog)
+
+
 def test_a_parent_that_always_dies_is_given_up(
     triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:

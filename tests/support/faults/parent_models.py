@@ -89,6 +89,11 @@ def hang_at_the_end(_path: str) -> None:
     atexit.register(threading.Event().wait)
 
 
+def wait_at_a_gate(path: str) -> None:
+    while Path(path, "closed").exists():
+        time.sleep(0.01)
+
+
 def ask_for_an_end() -> float:
     """Have all that ends with a process: threads that wait for work, and functions that are called."""
     pool = ThreadPoolExecutor(1)
