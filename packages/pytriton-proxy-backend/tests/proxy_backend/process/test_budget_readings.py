@@ -27,6 +27,7 @@ for _ in range(2):
     os.kill(pid, 9)
     os.waitpid(pid, 0)
     print(0, flush=True)
+sys.stdin.read()
 """
 
 
