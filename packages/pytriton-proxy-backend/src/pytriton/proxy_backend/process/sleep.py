@@ -204,7 +204,8 @@ class Sleep:
 
     def _await_time(self) -> Callable[[], bool] | None:
         """Wait until it is time to sleep; return what puts the workers to sleep, or `None` at the end."""
-        taken: int | None = None
+        # What came since the last sleep, before the first look, is a use as well.
+        taken: int | None = self._taken
         since = time.monotonic()
         idle_s = self._idle_timeout_s
         pause_s = _USE_S if idle_s is None else max(_LEAST_BETWEEN_LOOKS_S, min(idle_s / _LOOKS, _MOST_BETWEEN_LOOKS_S))
