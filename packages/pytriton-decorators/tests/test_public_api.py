@@ -79,7 +79,7 @@ PUBLIC = {
     },
     "pytriton.model_config.cost": {"Cost"},
     "pytriton.model_config.generator": {"ModelConfigGenerator"},
-    "pytriton.model_config.model_config": {"ModelConfig"},
+    "pytriton.model_config.model_config": {"ModelConfig", "ModelOptions"},
     "pytriton.model_config.parser": {"ModelConfigParser", "parse_prototxt"},
     "pytriton.model_config.tensor": {"Tensor"},
     "pytriton.model_config.triton_model_config": {"ResponseCache", "TensorSpec", "TritonModelConfig"},
