@@ -249,10 +249,14 @@ class Server:
             # The process of the OpenAI endpoints says on its standard output where it is. Opened anew, as the place in
             # the file is shared with those who write.
             text += Path(f"/proc/self/fd/{self.output.fileno()}").read_text()
-            is_whole = not self._needs_openai or LISTENING["9000"].search(text)
-            if any(ready in text for ready in READY) and is_whole:
-                found = {port: pattern.search(text) for port, pattern in LISTENING.items()}
-                return {port: match[1] for port, match in found.items() if match}
+            if any(ready in text for ready in READY):
+                found = {port: match[1] for port, pattern in LISTENING.items() if (match := pattern.search(text))}
+                # What tritonserver says of its ports comes by a thread of its own, also after the line for people.
+                needed = (
+                    {"8000"} | ({"8001"} if READY[0] in text else set()) | ({"9000"} if self._needs_openai else set())
+                )
+                if needed <= found.keys():
+                    return found
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self._tail()}")
             time.sleep(0.05)
