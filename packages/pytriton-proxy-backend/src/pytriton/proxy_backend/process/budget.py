@@ -327,7 +327,7 @@ class MemoryBudget:
         is_gone = account.is_gone()
         # One that has just ended takes nothing, and nobody knows it yet.
         pids = account.pids()
-        is_measured = bool(pids) and all(self._meter.read([pid]) for pid in pids) and not is_gone and account.is_up()
+        is_measured = bool(pids) and all(map(resident_bytes, pids)) and not is_gone and account.is_up()
         if is_measured:
             account.size = now
             account.least_size = now if account.least_size is None else min(now, account.least_size)
