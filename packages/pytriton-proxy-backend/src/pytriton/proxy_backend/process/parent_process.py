@@ -76,12 +76,9 @@ class ParentProcess(WorkerProcess):
 
     def sleep(self) -> None:
         """End it until a worker is woken; it must have no forks."""
+        self._asleep_since = time.monotonic()
         super().sleep()
-        with self._changed:
-            requests, self._requests, self._is_up = self._requests, None, False
-            self._asleep_since = time.monotonic()
-        if requests is not None:
-            requests.close()
+        self._ask_over(None)
 
     def start_fork(
         self, launch: Launch, channel: int, job: int, label: str, is_stopped: Callable[[], bool]
@@ -137,18 +134,19 @@ class ParentProcess(WorkerProcess):
             raise
         finally:
             requests.theirs.close()
+        self._ask_over(requests)
+        return process
+
+    def _ask_over(self, requests: ForkRequests | None) -> None:
+        """Ask for forks over this connection from now on, when the process is up; the one before ends."""
         with self._changed:
             before, self._requests, self._is_up = self._requests, requests, False
         if before is not None:
             before.close()
-        return process
 
     def _supervise(self) -> None:
         super()._supervise()
-        with self._changed:
-            requests, self._requests = self._requests, None
-        if requests is not None:
-            requests.close()
+        self._ask_over(None)
 
     def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
         if self._stop_deadline is not None and not is_ready:
