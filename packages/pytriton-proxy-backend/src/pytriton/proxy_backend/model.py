@@ -81,6 +81,31 @@ class ModelSpec:
         return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]
 
 
+def is_decoupled(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration of Triton lets a request have any number of responses."""
+    return bool((config.get("model_transaction_policy") or {}).get("decoupled"))
+
+
+def python_model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
+    """Return a `model.py` as its worker has to know it: its tensors are between `model.py` and its callers.
+
+    Args:
+        name: The model.
+        version: Its version.
+        config: Its configuration of Triton, completed.
+    """
+    max_batch_size = int(config.get("max_batch_size") or 0)
+    return ModelSpec(
+        name=name,
+        version=version,
+        inputs=(),
+        outputs=(),
+        batching=max_batch_size > 0,
+        max_batch_size=max_batch_size,
+        decoupled=is_decoupled(config),
+    )
+
+
 def check_endpoint(path: Path) -> None:
     """Check that a unix socket can have this path."""
     text = os.fspath(path)

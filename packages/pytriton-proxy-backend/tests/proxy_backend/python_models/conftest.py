@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from pytriton.proxy_backend.model import python_model_spec
 from pytriton.proxy_backend.python_models.execution import ModelService
-from pytriton.proxy_backend.python_models.host import PythonModel, model_spec
+from pytriton.proxy_backend.python_models.host import PythonModel
 from pytriton.proxy_backend.python_models.model_worker import ModelWorker
 from pytriton.proxy_backend.python_models.module import install
 from pytriton.proxy_backend.runtime.statistics import Counters
@@ -77,7 +78,7 @@ def serve(make_model: MakeModel, proxy: Any) -> Iterator[Callable[..., Any]]:
         config = {"name": "model", "max_batch_size": 8, **(config or {})}
         model = make_model(source, **files)
         model.initialize({"model_config": json.dumps(config), "model_instance_name": "model_0_0"})
-        spec = model_spec("model", 1, config)
+        spec = python_model_spec("model", 1, config)
         service = ModelService(model.execute, model.file, "model_0_0", spec, Counters(), ["y", "z"])
         worker = ModelWorker(service, str(proxy.endpoint), "host")
         thread = threading.Thread(target=worker.run, args=(lambda: None,))

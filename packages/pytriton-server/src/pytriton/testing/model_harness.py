@@ -15,9 +15,10 @@ from pytriton.decorators.harness_checks import Checker, Result
 from pytriton.decorators.testing import HarnessRequest
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config.parser import ModelConfigParser
+from pytriton.proxy_backend.model import python_model_spec
 from pytriton.proxy_backend.python_models.errors import PythonModelError
 from pytriton.proxy_backend.python_models.execution import Execution, ModelService
-from pytriton.proxy_backend.python_models.host import PythonModel, model_spec
+from pytriton.proxy_backend.python_models.host import PythonModel
 from pytriton.proxy_backend.python_models.server import SERVER, Phase
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
@@ -127,7 +128,7 @@ class ModelHarness:
             model.execute,
             str(self._file),
             self._instance,
-            model_spec(self.name, self._version, self.model_config),
+            python_model_spec(self.name, self._version, self.model_config),
             Counters(),
             self._outputs,
         )

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..model import ModelSpec
+from ..model import ModelSpec, is_decoupled, python_model_spec
 from ..process.child import Launch
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings, parameter_fields
 from .environments import Environments, ModelRefused
 from .forkservers import OWN_LAUNCH
 
-__all__ = ["CACHE_PARAMETER", "IDLE_PARAMETER", "STUB", "IdleRule", "PythonModel", "is_decoupled", "settings_text"]
+__all__ = ["CACHE_PARAMETER", "IDLE_PARAMETER", "STUB", "IdleRule", "PythonModel", "settings_text"]
 
 STUB = "triton_python_backend_stub"
 """Name of the program in which Triton's Python backend runs an instance."""
@@ -99,22 +99,12 @@ class PythonModel:
         return sum(counts) > 1
 
     def spec(self, config: str) -> ModelSpec:
-        """Return what the proxy backend is told of the model; its tensors are between `model.py` and its callers.
+        """Return what the proxy backend is told of the model.
 
         Args:
             config: Its configuration, completed.
         """
-        fields = json.loads(config)
-        most = int(fields.get("max_batch_size") or 0)
-        return ModelSpec(
-            name=self.name,
-            version=self.version,
-            inputs=(),
-            outputs=(),
-            batching=most > 0,
-            max_batch_size=most,
-            decoupled=is_decoupled(fields),
-        )
+        return python_model_spec(self.name, self.version, json.loads(config))
 
     def completion_job(self, log_level: int) -> PythonModelJob:
         """Return the job of a host that is to complete the configuration."""
@@ -201,11 +191,6 @@ class IdleRule:
                 raise ModelRefused(f"parameter {IDLE_PARAMETER}: the model cannot sleep, because {why_not}")
             return cls(None, attach_s, why_not)
         return cls(idle_s, attach_s)
-
-
-def is_decoupled(fields: Mapping[str, Any]) -> bool:
-    """Return whether a configuration lets a request have any number of responses."""
-    return bool((fields.get("model_transaction_policy") or {}).get("decoupled"))
 
 
 def settings_text(config: str, endpoint: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from ..model import ModelSpec
+from ..model import python_model_spec
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..runtime.records import RecordHandler
 from ..runtime.statistics import Counters
@@ -25,7 +25,7 @@ from ..system.threads import call_safely
 from ..wire.dtypes import carry_bf16_bits
 from ..wire.errors import ProxyBackendError
 from ..worker.worker import Worker
-from .config import ModelConfig, using_decoupled_model_transaction_policy
+from .config import ModelConfig
 from .errors import PythonModelError, TritonModelException, calls_model, told
 from .execution import CoroutineLoop, ModelService
 from .model_worker import ModelWorker
@@ -175,20 +175,6 @@ def answer_readiness(model: PythonModel, loop: CoroutineLoop) -> None:
                 is_ready, failure = False, f"the model cannot be asked: {type(error).__name__}: {error}"
 
 
-def model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
-    """Return a model as its worker has to know it: its tensors are between `model.py` and its callers."""
-    max_batch_size = int(config.get("max_batch_size", 0))
-    return ModelSpec(
-        name=name,
-        version=version,
-        inputs=(),
-        outputs=(),
-        batching=max_batch_size > 0,
-        max_batch_size=max_batch_size,
-        decoupled=using_decoupled_model_transaction_policy(config),
-    )
-
-
 def _log_ours(level: int, send: Callable[..., object]) -> None:
     """Log the records of this package; the root of all loggers is the model's, which may set it up as it likes."""
     ours = logging.getLogger("pytriton")
@@ -221,7 +207,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         model.execute,
         job.model_file,
         name,
-        model_spec(job.model_name, job.model_version, config),
+        python_model_spec(job.model_name, job.model_version, config),
         parent.counters,
         [output["name"] for output in config.get("output", ())],
     )
