@@ -23,16 +23,11 @@ from support import process_models
 from support.callables import X, Y
 from support.http import infer
 from support.processes import is_running, while_running
-from support.python_models import parent_processes, processes, worker_processes
+from support.python_models import is_asleep, parent_processes, processes, worker_processes
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
 IDLE_S = 0.2
-
-
-def is_asleep(triton: Triton) -> bool:
-    """Whether its model sleeps, and the processes are gone."""
-    return triton.describe().models[0].is_asleep and not worker_processes()
 
 
 @pytest.mark.parametrize("kind", ["process", "parent"])

@@ -5,16 +5,68 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import os
+import random
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc
 
+from support.http import infer
 from support.waiting import PATIENCE_S
+
+
+def ask_while_killed(url: str, victims: Callable[[], Iterable[int]], share: float, idle_s: float) -> None:
+    """Ask the model `m`, which doubles, around the time after which it sleeps, while processes of it are killed.
+
+    Every request is answered rightly, or its caller is told which worker was lost.
+
+    Args:
+        url: Where it is served over HTTP.
+        victims: Returns the processes.
+        share: The part of them that is killed each time.
+        idle_s: After how long without a request it sleeps.
+    """
+    chance = random.Random(35)
+    over = threading.Event()
+    told: list[str] = []
+    answered = 0
+
+    def kill() -> None:
+        # Few enough that one comes up between them on any machine.
+        for _ in range(12):
+            if over.wait(chance.uniform(0.1, 2.0)):
+                return
+            for pid in victims():
+                if chance.random() < share:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with ThreadPoolExecutor(4) as callers:
+            for _ in range(8):
+                time.sleep(chance.uniform(0.0, 2.0) * idle_s)
+                values = [float(chance.randrange(1, 1000)) for _ in range(4)]
+                answers = callers.map(lambda value: infer(url, "m", value), values)
+                for value, answer in zip(values, answers, strict=True):
+                    if isinstance(answer, str):
+                        told.append(answer)
+                    else:
+                        assert answer == [2 * value]
+                        answered += 1
+    finally:
+        over.set()
+        killer.join()
+    assert all("was lost" in text for text in told), told
+    assert answered + len(told) == 32
 
 
 class Load:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ from pytriton.triton import ProcessWorker, Triton
 from support import process_models
 from support.callables import X, Y
 from support.http import call, infer
-from support.python_models import processes
+from support.python_models import is_asleep
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -46,10 +45,6 @@ def bind(triton: Triton, weights: Path, outputs: Any = Y, *, decoupled: bool = F
     config = ModelConfig(attach_timeout_s=PATIENCE_S, model_warmup=WARMUP, decoupled=decoupled)
     worker = ProcessWorker(process_models.make_from_file, [str(weights)], {"words": decoupled}, **options)
     triton.bind("m", worker, X, outputs, config=config)
-
-
-def is_asleep(triton: Triton) -> bool:
-    return triton.describe().models[0].is_asleep and not processes("worker_main", os.getpid())
 
 
 def test_a_process_that_does_not_give_its_known_answer_serves_nobody(

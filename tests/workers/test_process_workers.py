@@ -31,14 +31,9 @@ from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
 from support.processes import is_running
-from support.python_models import processes
+from support.python_models import worker_processes
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
-
-
-def worker_processes(parent: int | None = None) -> set[int]:
-    """The worker processes of a process, this one by default."""
-    return set(processes("worker_main", parent or os.getpid()))
 
 
 def answered_or_failed(load: Load, count: int) -> bool:

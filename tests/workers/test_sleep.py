@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import random
 import resource
 import select
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,22 +27,13 @@ from pytriton.triton import ProcessWorker, Triton
 from support import process_models
 from support.callables import X, Y, identity
 from support.http import call, infer, tensor
+from support.load import ask_while_killed
 from support.process_models import PID
-from support.python_models import processes
+from support.python_models import is_asleep, worker_processes
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
 IDLE_S = 0.2
-
-
-def worker_processes(parent: int | None = None) -> set[int]:
-    return set(processes("worker_main", parent or os.getpid()))
-
-
-def is_asleep(triton: Triton, name: str = "m") -> bool:
-    """Whether a model sleeps, and its processes are gone."""
-    (model,) = [model for model in triton.describe().models if model.name == name]
-    return model.is_asleep and not worker_processes()
 
 
 @pytest.fixture(scope="module")
@@ -123,41 +111,7 @@ def test_no_request_is_lost_between_falling_asleep_and_waking(triton: Triton, bi
 def test_workers_that_are_killed_while_they_fall_asleep_and_wake(triton: Triton, bind: Callable[..., None]) -> None:
     """Every request is answered rightly, or its caller is told which worker was lost."""
     bind(copies=2, crash_window_s=0.1)
-    chance = random.Random(35)
-    over = threading.Event()
-    told: list[str] = []
-    answered = 0
-
-    def kill() -> None:
-        # Few enough that one comes up between them on any machine.
-        for _ in range(12):
-            if over.wait(chance.uniform(0.1, 2.0)):
-                return
-            for pid in worker_processes():
-                if chance.random() < 0.5:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with ThreadPoolExecutor(4) as callers:
-            for _ in range(8):
-                time.sleep(chance.uniform(0.0, 2.0) * IDLE_S)
-                values = [float(chance.randrange(1, 1000)) for _ in range(4)]
-                for value, answer in zip(
-                    values, callers.map(lambda value: infer(triton.http_url, "m", value), values), strict=True
-                ):
-                    if isinstance(answer, str):
-                        told.append(answer)
-                    else:
-                        assert answer == [2 * value]
-                        answered += 1
-    finally:
-        over.set()
-        killer.join()
-    assert all("was lost" in text for text in told), told
-    assert answered + len(told) == 32
+    ask_while_killed(str(triton.http_url), worker_processes, 0.5, IDLE_S)
     # Whatever has happened, it serves and sleeps again.
     assert eventually(lambda: infer(triton.http_url, "m", 3.0) == [6.0])
     eventually(lambda: is_asleep(triton))

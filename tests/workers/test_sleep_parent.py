@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import random
 import shutil
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +23,13 @@ from support.faults import parent_models
 from support.faults.interpreters import make_other_version
 from support.faults.parent_models import COLOUR, DIE, ENDS, FOLDER, LINE, MAKER, NUMPY_RANDOM, OWN, PYTHON_RANDOM
 from support.http import call, infer
+from support.load import ask_while_killed
 from support.processes import is_running
-from support.python_models import parent_processes, processes, worker_processes
+from support.python_models import is_asleep, parent_processes, processes, worker_processes
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
 IDLE_S = 0.2
-
-
-def is_asleep(triton: Triton, name: str = "m") -> bool:
-    (model,) = [model for model in triton.describe().models if model.name == name]
-    return model.is_asleep and not worker_processes()
 
 
 @pytest.fixture(scope="module")
@@ -384,40 +375,7 @@ def test_a_parent_that_always_dies_is_given_up(
 def test_parents_and_workers_that_are_killed_at_any_time(triton: Triton, bind: Callable[..., None]) -> None:
     """Every request is answered rightly, or its caller is told which worker was lost."""
     bind(copies=2, crash_window_s=0.1)
-    chance = random.Random(35)
-    over = threading.Event()
-    told: list[str] = []
-    answered = 0
-
-    def kill() -> None:
-        # Few enough that they come up between them on any machine.
-        for _ in range(12):
-            if over.wait(chance.uniform(0.1, 2.0)):
-                return
-            for pid in (*parent_processes(), *worker_processes()):
-                if chance.random() < 0.3:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with ThreadPoolExecutor(4) as callers:
-            for _ in range(8):
-                time.sleep(chance.uniform(0.0, 2.0) * IDLE_S)
-                values = [float(chance.randrange(1, 1000)) for _ in range(4)]
-                answers = callers.map(lambda value: infer(triton.http_url, "m", value), values)
-                for value, answer in zip(values, answers, strict=True):
-                    if isinstance(answer, str):
-                        told.append(answer)
-                    else:
-                        assert answer == [2 * value]
-                        answered += 1
-    finally:
-        over.set()
-        killer.join()
-    assert all("was lost" in text for text in told), told
-    assert answered + len(told) == 32
+    ask_while_killed(str(triton.http_url), lambda: (*parent_processes(), *worker_processes()), 0.3, IDLE_S)
     # Whatever has happened, it serves, is forked, and sleeps again.
     eventually(lambda: infer(triton.http_url, "m", 3.0) == [6.0])
     eventually(lambda: is_asleep(triton))

@@ -103,6 +103,12 @@ def worker_processes(program: int | None = None) -> set[int]:
     return {worker for pid in above for worker in processes("proxy_backend.worker_main", pid)}
 
 
+def is_asleep(triton: Triton, name: str = "m") -> bool:
+    """Whether a model sleeps, and all worker processes are gone."""
+    (model,) = [model for model in triton.describe().models if model.name == name]
+    return model.is_asleep and not worker_processes()
+
+
 def processes(module: str, parent: int) -> dict[int, str]:
     """Return the children of a process that run a module, with their command lines."""
     found = {}
