@@ -208,7 +208,10 @@ class Execution:
         try:
             if self._service.model.decoupled:
                 for self._result in results:
-                    if not self._give():
+                    # Nobody knows how long the next step takes, so nothing is kept for it.
+                    is_wanted = self._give()
+                    self._send_kept()
+                    if not is_wanted:
                         if self._answers is not None and self._answers.given_up:
                             # One step more, in which it may ask `is_cancelled` and see to its end in its own way.
                             next(results, None)
@@ -233,10 +236,11 @@ class Execution:
                     self._result = result
                     # Nothing here may refer to the inputs when the responses are sent.
                     result = None
-                    if not self._give(keep=not is_alone):
+                    if not self._give():
                         break
                     if is_alone:
                         # Nobody else reads the connection.
+                        self._send_kept()
                         self._service.wait_taken(self._batch, self._number)
                     # A generator that never waits leaves no room for the others, nor for what its callers say.
                     if turns.is_due():
@@ -289,13 +293,8 @@ class Execution:
             batch = None
             self._send(record, done=True)
 
-    def _respond_each(self, *, final: bool, keep: bool = False) -> None:
-        """Send what `_result` holds, one element per request, each checked by itself.
-
-        Args:
-            final: Whether they are the last responses.
-            keep: Whether others that look like them may be kept.
-        """
+    def _respond_each(self, *, final: bool) -> None:
+        """Send what `_result` holds, one element per request, each checked by itself: the last ones, or not."""
         answers = self._answers
         if answers is None:
             answers = self._answers = self._make_answers()
@@ -314,7 +313,7 @@ class Execution:
             ended = [given.request for given in responses if given.final]
             if self._firsts is not None:
                 self._firsts.note(responses, self.first_ns)
-            if keep and self._count == 1:
+            if not final and self._count == 1:
                 self._alike = AlikeResponses.of(self._result, responses[0])
             self._send(self._lay_out(responses), done=len(ended) == sum(still_open))
             # Only after they were sent: a request whose result cannot be sent is still open, and gets an error.
@@ -323,17 +322,17 @@ class Execution:
             if self._access is not None:
                 self._access.end(ended=ended)
 
-    def _give(self, *, keep: bool = False) -> bool:
-        """Send what a generator has given, or keep it; says whether anybody is left to give something to."""
+    def _give(self) -> bool:
+        """Send what a generator has given, or keep it until `_send_kept`; says whether anybody is left to give something to."""
         spent_ns = monotonic_ns() - self._began_ns
         self._spent_ns += spent_ns
         self._began_ns = _PAUSED
-        if keep and self._keep():
+        if self._keep():
             if spent_ns >= TURN_NS:
                 # The next one may take as long, and need not wait for anything.
                 self._send_kept()
             return True
-        self._respond_each(final=False, keep=keep)
+        self._respond_each(final=False)
         return not self._is_over()
 
     def _is_over(self) -> bool:
