@@ -323,7 +323,7 @@ class Execution:
                 self._access.end(ended=ended)
 
     def _give(self) -> bool:
-        """Send what a generator has given, or keep it until `_send_kept`; says whether anybody is left to give something to."""
+        """Send what a generator has given, or keep it until `_send_kept`; says whether anybody is left to take more."""
         spent_ns = monotonic_ns() - self._began_ns
         self._spent_ns += spent_ns
         self._began_ns = _PAUSED
