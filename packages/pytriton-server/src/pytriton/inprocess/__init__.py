@@ -10,11 +10,13 @@ from pytriton.server._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
+from pytriton.inprocess._name import as_tritonserver
 from pytriton.inprocess.capi.enums import (
     DataType,
     DLDeviceType,
     InstanceGroupKind,
     LogFormat,
+    LogLevel,
     MemoryType,
     MetricFormat,
     MetricKind,
@@ -67,6 +69,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "LogFormat",
+    "LogLevel",
     "MemoryBuffer",
     "MemoryType",
     "Metric",
@@ -100,6 +103,7 @@ __all__ = [
     "UnavailableError",
     "UnknownError",
     "UnsupportedError",
+    "as_tritonserver",
 ]
 
 if _TYPE_CHECKING:

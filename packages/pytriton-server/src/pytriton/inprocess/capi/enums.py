@@ -126,6 +126,15 @@ class RequestFlag(IntFlag):
     SEQUENCE_END = 2
 
 
+class LogLevel(IntEnum):
+    """Severity of a record of Triton's log."""
+
+    INFO = 0
+    WARN = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
 class ModelControlMode(IntEnum):
     """Who decides which models are loaded.
 

@@ -33,6 +33,7 @@ __all__ = [
     "is_alone",
     "register",
     "shared",
+    "shared_if_made",
 ]
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,12 @@ def shared(name: str, make: Callable[[], _Result]) -> _Result:
             _state.shared[name] = make()
         made: _Result = _state.shared[name]
         return made
+
+
+def shared_if_made(name: str, kind: type[_Result]) -> _Result | None:
+    """Return the object of this name and kind, if it was made."""
+    made = _state.shared.get(name)
+    return made if isinstance(made, kind) else None
 
 
 def check_may_start() -> None:

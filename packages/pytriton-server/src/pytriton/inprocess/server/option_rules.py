@@ -20,6 +20,7 @@ __all__ = [
     "bad_value",
     "boolean",
     "existing_folders",
+    "function",
     "int32",
     "json_text",
     "list_of",
@@ -78,6 +79,13 @@ def path(value: object, name: str) -> bytes:
     if not isinstance(as_text, str):
         raise wrong_type(name, "a path as text", value)
     return text(as_text, name)
+
+
+def function(value: object, name: str) -> Any:
+    """Accept what can be called."""
+    if not callable(value):
+        raise wrong_type(name, "a callable", value)
+    return value
 
 
 def boolean(value: object, name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from pytriton.inprocess.capi.enums import InstanceGroupKind, LogFormat, ModelControlMode, RateLimitMode
 from pytriton.inprocess.capi.errors import InvalidArgumentError
 from pytriton.inprocess.server import option_rules as rules
+from pytriton.inprocess.server.log_records import LogCallback
 
 __all__ = ["ModelLoadDeviceLimit", "Options", "RateLimiterResource", "option_values"]
 
@@ -87,6 +88,9 @@ class Options:
         log_error: Whether to log errors.
         log_format: How a log line begins.
         log_verbose: Level of verbose messages, 0 for none. Any other level logs everything else, too.
+        log_callback: Gets each record of the log as `(level, file, line, timestamp in microseconds, message)`, in place
+            of a file. It is called in a thread of its own, record by record, and has got all of them when a server has
+            stopped. Verbose records come as `LogLevel.INFO`.
         metrics: Whether to count.
         gpu_metrics: Whether the counts include those of GPUs.
         cpu_metrics: Whether the counts include those of the CPU.
@@ -130,6 +134,7 @@ class Options:
     log_error: bool = False
     log_format: LogFormat = LogFormat.DEFAULT
     log_verbose: int = 0
+    log_callback: LogCallback | None = None
     metrics: bool = True
     gpu_metrics: bool = True
     cpu_metrics: bool = True
@@ -191,6 +196,7 @@ _RULES: dict[str, rules.Rule] = {
     "log_error": rules.boolean,
     "log_format": rules.member_of(LogFormat),
     "log_verbose": rules.uint31,
+    "log_callback": rules.optional(rules.function),
     "metrics": rules.boolean,
     "gpu_metrics": rules.boolean,
     "cpu_metrics": rules.boolean,

@@ -27,6 +27,7 @@ from pytriton.inprocess.capi.threads import unloading, unloading_threads
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.server import stubs
 from pytriton.inprocess.server.load_parameters import files_of
+from pytriton.inprocess.server.log_records import deliver_log
 from pytriton.inprocess.server.memory_models import MemoryRepository, is_folder_name
 from pytriton.inprocess.server.options import Options, option_values
 from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
@@ -345,3 +346,4 @@ class Session(ServerAccess):
             self._stopped = True
             process.delete_when_alone(self, delete)
             self._workspace.clean()
+            deliver_log()

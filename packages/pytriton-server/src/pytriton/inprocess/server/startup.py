@@ -10,9 +10,10 @@ from typing import Any
 
 from pytriton.inprocess.capi.api import Api
 from pytriton.inprocess.capi.c_types import ServerHandle, ServerOptionsHandle
-from pytriton.inprocess.capi.enums import ModelControlMode
+from pytriton.inprocess.capi.enums import LogFormat, ModelControlMode
 from pytriton.inprocess.capi.errors import InternalError, InvalidArgumentError
 from pytriton.inprocess.capi.threads import starting
+from pytriton.inprocess.server.log_records import log_pipe_for
 from pytriton.proxy_backend import INPROCESS_BACKEND_NAME, inprocess_library_path
 from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.workspace import Workspace
@@ -167,8 +168,9 @@ def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -
     verbose = values["log_verbose"]
     info = verbose > 0 or values["log_info"]
     warn = info or values["log_warn"]
-    # An empty name means standard error.
-    log_file = values["log_file"] or b""
+    log_file, log_format = values["log_file"] or b"", values["log_format"]  # an empty name means standard error
+    if values["log_callback"] is not None:
+        log_file, log_format = log_pipe_for(values["log_callback"]), LogFormat.DEFAULT
     try:
         api.TRITONSERVER_ServerOptionsSetLogFile(handle, log_file)
     except InternalError as error:
@@ -181,7 +183,7 @@ def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -
             received=path,
             where="Options.log_file",
         ) from error
-    api.TRITONSERVER_ServerOptionsSetLogFormat(handle, values["log_format"])
+    api.TRITONSERVER_ServerOptionsSetLogFormat(handle, log_format)
     api.TRITONSERVER_ServerOptionsSetLogVerbose(handle, verbose)
     api.TRITONSERVER_ServerOptionsSetLogInfo(handle, info)
     api.TRITONSERVER_ServerOptionsSetLogWarn(handle, warn)
