@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.harness.processes import descendants, name_of
+from benchmarks.harness.processes import cpu_s, descendants, name_of
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import ProcessWorker, Triton, TritonConfig
@@ -163,6 +163,11 @@ def processes() -> tuple[list[int], list[int]]:
     return servers, [pid for pid in found if pid not in servers]
 
 
+def spent_s() -> float:
+    """Return the processor time of this process and of all that it has started, in seconds."""
+    return sum(os.times()[:4]) + sum(map(cpu_s, descendants(os.getpid())[1:]))
+
+
 def workers() -> list[int]:
     """Return the processes that serve."""
     found = []
@@ -245,23 +250,20 @@ def awake(rounds: int, seconds: float) -> None:
 
 
 def measure_asleep(count: int) -> None:
-    """Bind so many models, and print the time until all are served, and what each takes when all sleep, in MB."""
+    """Start with so many models asleep; print how long start and stop take, in s, and the memory, in MB."""
     triton = server(memory_budget="2GiB")
     for number in range(count):
-        triton.bind(f"model{number}", ProcessWorker(make_small, idle_timeout_s=1.0), *TENSORS)
-    began = time.monotonic()
-    with triton:
-        triton.run()
-        start_s = time.monotonic() - began
-        deadline = time.monotonic() + DEADLINE_S
-        while not all(model.is_asleep for model in triton.describe().models):
-            if time.monotonic() > deadline:
-                raise TimeoutError("not all models sleep")
-            time.sleep(0.2)
-        while processes()[1] and time.monotonic() < deadline:
-            time.sleep(0.2)
-        servers, workers = processes()
-        print(json.dumps([start_s, pss_mb(servers), pss_mb([os.getpid()]), len(workers)]))
+        triton.bind(f"model{number}", ProcessWorker(make_small, idle_timeout_s=1.0, starts_asleep=True), *TENSORS)
+    began, spent = time.monotonic(), spent_s()
+    triton.run()
+    start_s, start_cpu_s = time.monotonic() - began, spent_s() - spent
+    if not all(model.is_asleep for model in triton.describe().models):
+        raise ValueError("not all models sleep")
+    servers, workers = processes()
+    memory = pss_mb(servers), pss_mb([os.getpid()]), len(workers)
+    began, spent = time.monotonic(), spent_s()
+    triton.stop()
+    print(json.dumps([*memory, start_s, start_cpu_s, time.monotonic() - began, spent_s() - spent]))
 
 
 def asleep(counts: list[int]) -> None:
@@ -271,12 +273,12 @@ def asleep(counts: list[int]) -> None:
         command = [sys.executable, __file__, "--measure", str(count)]
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         found[count] = json.loads(said.splitlines()[-1])
-        start_s, theirs, ours, left = found[count]
-        sizes = f"tritonserver {theirs:.0f} MB, this process {ours:.0f} MB, {left} worker processes"
-        print(f"{count} models: start {start_s:.1f} s; asleep, {sizes}")
+        theirs, ours, left, start_s, start_cpu_s, stop_s, stop_cpu_s = found[count]
+        took = f"start {start_s:.1f} s ({start_cpu_s:.1f} s of processors), stop {stop_s:.1f} s ({stop_cpu_s:.1f} s)"
+        print(f"{count} models asleep: {took}; tritonserver {theirs:.0f} MB, this one {ours:.0f} MB, {left} workers")
     least, most = min(counts), max(counts)
     if least < most:
-        theirs, ours = ((found[most][place] - found[least][place]) / (most - least) for place in (1, 2))
+        theirs, ours = ((found[most][place] - found[least][place]) / (most - least) for place in (0, 1))
         print(f"each model asleep: tritonserver {theirs:.2f} MB, this process {ours:.2f} MB")
 
 
@@ -285,7 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn of the models that are awake")
-    parser.add_argument("--counts", type=int, nargs="*", default=[20, 100], help="models that sleep; none for none")
+    parser.add_argument("--counts", type=int, nargs="*", default=[20, 400], help="models that sleep; none for none")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

@@ -105,9 +105,10 @@ def test_a_check_says_when_models_sleep(folder: Path) -> None:
     done = run(folder, "--check", "--workers=1", "--idle=5m", "--sleep=deep")
     assert done.returncode == 2
     assert "--sleep: expected process or parent; got 'deep'" in done.stderr
-    done = run(folder, "--check", "--workers=1", "--sleep=parent")
+    assert "1 process, wakes from a parent" in run(folder, "--check", "--workers=1", "--sleep=parent").stdout
+    done = run(folder, "--check", "--sleep=parent")
     assert done.returncode == 1
-    assert "softmax never sleeps, so sleep='parent' is of no use to it: say with --idle 5m after which" in done.stderr
+    assert "softmax cannot have sleep, because a thread of the server's process serves it" in done.stderr
 
 
 def test_a_check_of_a_memory_budget(folder: Path) -> None:
@@ -143,10 +144,16 @@ def test_a_check_of_a_memory_budget(folder: Path) -> None:
         (APP, "[models.softmax]\nworkers = 1\nidle = 300\n", "models.softmax.idle: expected a time above 0"),
         (APP, "workers = 1\nidle = '5m'\nsleep = 'deep'\n", "sleep: expected process or parent; got 'deep'"),
         (APP, "[models.softmax]\nworkers = 1\nsleep = 1\n", "models.softmax.sleep: expected process or parent; got 1"),
+        (APP, "[models.softmax]\nsleep = 'parent'\n", "softmax cannot have sleep, because a thread of the server's"),
         (
             APP,
-            "[models.softmax]\nworkers = 1\nsleep = 'parent'\n",
-            "softmax never sleeps, so sleep='parent' is of no use",
+            "[models.softmax]\nstarts_asleep = 'x'\n",
+            "models.softmax.starts_asleep: expected true or false; got 'x'",
+        ),
+        (
+            APP,
+            "[models.softmax]\nworkers = 1\npinned = true\nstarts_asleep = true\n",
+            "models.softmax.pinned: expected false for a model with starts_asleep: what is pinned never sleeps",
         ),
         (APP, "workers = 0\nidle = '5m'\n", "softmax cannot sleep when it is idle, because a thread of the server's"),
         (APP, "min_awake = -1\n", "serve.toml: min_awake: expected an integer of at least 0; got -1"),
@@ -159,7 +166,7 @@ def test_a_check_of_a_memory_budget(folder: Path) -> None:
         (
             APP,
             "[models.softmax]\npinned = true\n",
-            "softmax cannot be pinned, because a thread of the server's process",
+            "softmax cannot have pinned, because a thread of the server's process",
         ),
         (
             APP,

@@ -70,6 +70,27 @@ def test_a_process_that_does_not_give_its_known_answer_serves_nobody(
     triton.unbind("m")
 
 
+@pytest.mark.parametrize("kind", ["process", "parent"])
+def test_a_model_that_starts_asleep_says_what_is_wrong_and_is_tried_again(
+    triton: Triton, weights: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    weights.unlink()
+    bind(triton, weights, starts_asleep=True, sleep=kind, copies=2)
+    for _ in range(2):
+        told = infer(triton.http_url, "m", 3.0)
+        assert "of model 'm' did not come up: its factory failed: FileNotFoundError" in told, told
+        assert "The next request tries it again" in told
+        eventually(lambda: is_asleep(triton))
+    assert "FileNotFoundError" in caplog.text
+    # What is recorded is the answer of the first process that comes up.
+    weights.write_text("2.0")
+    assert infer(triton.http_url, "m", 3.0) == [6.0]
+    eventually(lambda: is_asleep(triton))
+    weights.write_text("2.5")
+    assert "it does not give the known answer to its warm-up" in infer(triton.http_url, "m", 3.0)
+    triton.unbind("m")
+
+
 def test_a_process_whose_successor_gives_the_known_answer_is_replaced_by_it(
     triton: Triton, weights: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

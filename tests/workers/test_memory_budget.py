@@ -182,15 +182,20 @@ def test_parents_of_models_that_sleep_make_room_too() -> None:
     assert parent_processes() == []
 
 
-def test_models_that_are_bound_before_the_start_put_each_other_to_sleep() -> None:
+def test_of_models_that_are_bound_before_the_start_as_many_begin_awake_as_have_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     with short_home():
         triton = Triton(config=local_config(), memory_budget=2 * (60 + SELF_MIB) * MIB)
         for number in range(5):
-            bind(triton, f"m{number}", number + 2.0, 60)
+            bind(triton, f"m{number}", number + 2.0, 60, pinned=number == 4)
         triton.check()
         with running(triton):
-            assert len(asleep(triton)) >= 3
+            # The others were never started, and nobody was, to be put to sleep for another one that is not pinned.
+            assert asleep(triton) >= {"m2", "m3"}
             assert len(worker_processes()) <= 2
+            assert not any("Model 'm2'" in each or "Model 'm3'" in each for each in caplog.messages if "sleeps" in each)
             assert call(triton.http_url, "GET", "/v2/health/ready")[0] == 200
             for number in range(5):
                 assert infer(triton.http_url, f"m{number}", 3.0) == [3.0 * (number + 2)]
@@ -266,8 +271,10 @@ def test_what_a_model_took_is_known_when_it_is_stopped() -> None:
         bind(triton, "b", 3.0, 60)
         for _ in range(2):
             with running(triton):
-                # One of them sleeps, the other one does not.
-                assert len(asleep(triton)) == 1
+                # There is room for one of them; the other one is not started before it is called.
+                assert asleep(triton) == {"b"}
+                assert infer(triton.http_url, "b", 3.0) == [9.0]
+                eventually(partial(is_asleep, triton, "a"))
             for model in triton._models.values():
                 assert 60 * MIB < (model.workers.memory_bytes or 0) < 120 * MIB
 

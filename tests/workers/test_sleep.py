@@ -29,7 +29,7 @@ from support.callables import X, Y, identity
 from support.http import call, infer, tensor
 from support.load import ask_while_killed
 from support.process_models import PID
-from support.python_models import is_asleep, worker_processes
+from support.python_models import is_asleep, parent_processes, worker_processes
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -78,6 +78,29 @@ def test_a_model_sleeps_and_its_next_request_is_answered(
     assert "sleeps: no request came for 0.2 s, so its worker processes (2) end. They took" in text
     assert "is awake again, after" in text
     assert "is started again in" not in text  # no end of a process was taken for a crash
+
+
+@pytest.mark.parametrize("kind", ["process", "parent"])
+def test_a_model_that_starts_asleep_has_no_process_before_its_first_request(
+    triton: Triton, bind: Callable[..., None], kind: str
+) -> None:
+    bind(starts_asleep=True, copies=2, sleep=kind)
+    assert is_asleep(triton)
+    assert call(triton.http_url, "GET", "/v2/models/m/ready")[0] == 200
+    assert worker_processes() | parent_processes() == set()
+    assert infer(triton.http_url, "m", 3.0) == [6.0]
+    assert bool(parent_processes()) is (kind == "parent")
+    eventually(lambda: is_asleep(triton))
+    assert infer(triton.http_url, "m", 4.0) == [8.0]
+
+
+def test_a_model_that_starts_asleep_and_has_no_idle_time_wakes_once(triton: Triton, bind: Callable[..., None]) -> None:
+    bind(starts_asleep=True, idle_timeout_s=None)
+    assert is_asleep(triton)
+    (pid,) = infer(triton.http_url, "m", PID)
+    triton.rebind("m", ProcessWorker(process_models.make, [3.0], starts_asleep=True), X, Y)
+    assert infer(triton.http_url, "m", 3.0) == [9.0]
+    assert infer(triton.http_url, "m", PID) != [pid]
 
 
 def test_the_state_of_a_sleeping_model_is_on_the_metrics_page(triton: Triton, bind: Callable[..., None]) -> None:
@@ -248,6 +271,16 @@ def test_a_failure_of_the_thread_wakes_the_workers(
 def test_an_idle_time_that_is_none(value: Any) -> None:
     with pytest.raises(PyTritonBadParameterError, match=r"ProcessWorker\.idle_timeout_s must be a finite number"):
         ProcessWorker(process_models.make, idle_timeout_s=value)
+
+
+def test_what_a_model_that_starts_asleep_must_not_have() -> None:
+    with pytest.raises(PyTritonBadParameterError, match=r"ProcessWorker\.starts_asleep must be True or False; got 1"):
+        ProcessWorker(process_models.make, starts_asleep=1)  # type: ignore[arg-type]
+    with pytest.raises(PyTritonBadParameterError, match=r"pinned must be False where starts_asleep is given"):
+        ProcessWorker(process_models.make, starts_asleep=True, pinned=True)
+    lazy = ProcessWorker(process_models.make, starts_asleep=True)
+    with pytest.raises(PyTritonBadParameterError, match="starts_asleep must be the same for all workers of a model"):
+        Triton(config=local_config()).bind("m", [lazy, ProcessWorker(process_models.make)], X, Y)
 
 
 def test_a_model_sleeps_as_a_whole() -> None:

@@ -111,6 +111,15 @@ def test_a_crash_is_forked_again(triton: Triton, bind: Callable[..., None]) -> N
     assert again[1] != own
 
 
+def test_a_crash_of_a_model_that_never_sleeps_is_forked_again(triton: Triton, bind: Callable[..., None]) -> None:
+    bind(idle_timeout_s=None, copies=2)
+    maker, own = ask(triton, MAKER, OWN)
+    assert maker != own
+    os.kill(int(own), signal.SIGKILL)
+    eventually(lambda: len(worker_processes()) == 2 and int(own) not in worker_processes())
+    assert ask(triton, MAKER) == (maker,)
+
+
 def test_threads_that_a_library_ends_before_a_fork(
     triton: Triton, bind: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -401,8 +410,6 @@ def test_an_interpreter_whose_version_cannot_do_it(
 
 
 def test_what_a_model_with_a_parent_needs() -> None:
-    with pytest.raises(PyTritonBadParameterError, match="'process' without idle_timeout_s; got 'parent'"):
-        ProcessWorker(process_models.make, sleep="parent")
     with pytest.raises(PyTritonBadParameterError, match=r"sleep must be 'process' or 'parent'; got 'yes'"):
         ProcessWorker(process_models.make, idle_timeout_s=5, sleep="yes")
     with pytest.raises(PyTritonBadParameterError, match=r"ProcessWorker\.sleep must be"):

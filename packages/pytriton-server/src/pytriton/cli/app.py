@@ -202,7 +202,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="process|parent",
-            help="What stays of a model that --idle puts to sleep: nothing, or a process with its imports and weights "
+            help="What stays of a model that sleeps: nothing, or a process with its imports and weights "
             "from which the others are forked, many times faster.",
         ),
     ] = None,
@@ -223,7 +223,8 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
-            "workers, idle, sleep, pinned, golden and fields of ModelConfig. What is typed here counts more.",
+            "workers, idle, sleep, starts_asleep, pinned, golden and fields of ModelConfig. What is typed here counts "
+            "more.",
         ),
     ] = None,
     reload: Annotated[

@@ -25,7 +25,7 @@ _OF_CODE = ("batching", "decoupled")
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
-_OF_SERVE = ("workers", "idle", "sleep", "pinned", "golden")
+_OF_SERVE = ("workers", "idle", "sleep", "starts_asleep", "pinned", "golden")
 
 
 class ConfigFileError(Exception):
@@ -40,7 +40,8 @@ class ConfigFile:
         path: The file.
         options: Options of the command, by the names of its parameters.
         server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, `idle`, `sleep`, `pinned`, `golden`, and fields of `ModelConfig`.
+        models: By the name of the model: `workers`, `idle`, `sleep`, `starts_asleep`, `pinned`, `golden`, and fields of
+            `ModelConfig`.
     """
 
     path: Path
@@ -69,6 +70,11 @@ class ConfigFile:
         """Return whether the processes of a model never sleep."""
         pinned: bool = self.models.get(model, {}).get("pinned", False)
         return pinned
+
+    def starts_asleep(self, model: str) -> bool:
+        """Return whether no process of a model is started before its first request."""
+        asleep: bool = self.models.get(model, {}).get("starts_asleep", False)
+        return asleep
 
     def golden(self, model: str) -> bool | float:
         """Return whether the processes of a model have to answer their warm-up as the first did, and how nearly."""
@@ -189,10 +195,11 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
     golden = told.get("golden", False)
     if not isinstance(golden, bool) and not (isinstance(golden, (int, float)) and 0 <= golden < 1):
         _refuse(path, f"{key}.golden", "true, false, or a number of at least 0 and below 1", golden)
-    if "pinned" in told:
-        _check_type(path, f"{key}.pinned", told["pinned"], bool)
-        if told["pinned"] and "idle" in told:
-            _refuse(path, f"{key}.pinned", "false for a model with idle: what is pinned never sleeps", told["pinned"])
+    for name in ("pinned", "starts_asleep"):
+        if name in told:
+            _check_type(path, f"{key}.{name}", told[name], bool)
+    if told.get("pinned") and (given := "idle" if "idle" in told else "starts_asleep" * told.get("starts_asleep", 0)):
+        _refuse(path, f"{key}.pinned", f"false for a model with {given}: what is pinned never sleeps", told["pinned"])
     if "workers" in told and (not isinstance(told["workers"], int) or told["workers"] is True or told["workers"] < 0):
         _refuse(path, f"{key}.workers", "an integer of at least 0", told["workers"])
     return {name: _read_value(path, f"{key}.{name}", name, value) for name, value in told.items()}

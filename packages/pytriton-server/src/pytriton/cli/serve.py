@@ -26,7 +26,7 @@ from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.settings import read_duration
 from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
-from pytriton.server.models.process_workers import PARENT, PROCESS, SLEEPS
+from pytriton.server.models.process_workers import PROCESS, SLEEPS
 from pytriton.triton import ProcessWorker, Triton
 
 __all__ = ["serve"]
@@ -236,28 +236,20 @@ class _Served:
                     f"it: give it a process of its own, with --workers 1, or leave out --idle"
                 )
             sleep = self._file.sleep(signature.name, self._sleep)
-            if sleep == PARENT and idle_timeout_s is None:
-                raise UserCodeError(
-                    f"{signature.name} never sleeps, so sleep={PARENT!r} is of no use to it: say with --idle 5m after "
-                    "which time it does, or leave out --sleep"
-                )
-            pinned = self._file.is_pinned(signature.name)
-            if self._file.golden(signature.name) and not workers:
-                raise UserCodeError(
-                    f"{signature.name} cannot have golden, because a thread of the server's process serves it, which "
-                    "is never started again: leave out golden, or give it a process of its own, with --workers 1"
-                )
-            if pinned and not workers:
-                raise UserCodeError(
-                    f"{signature.name} cannot be pinned, because a thread of the server's process serves it, which "
-                    "never sleeps: leave out pinned, or give it a process of its own, with --workers 1"
-                )
             options: dict[str, Any] = {
-                "idle_timeout_s": idle_timeout_s,
                 "sleep": sleep or PROCESS,
-                "pinned": pinned,
+                "starts_asleep": self._file.starts_asleep(signature.name),
+                "pinned": self._file.is_pinned(signature.name),
                 "golden": self._file.golden(signature.name),
             }
+            given = next((name for name, value in options.items() if value not in (False, PROCESS)), None)
+            if given is not None and not workers:
+                raise UserCodeError(
+                    f"{signature.name} cannot have {given}, because a thread of the server's process serves it, which "
+                    f"never sleeps and is never started again: leave out {given}, or give it a process of its own, "
+                    "with --workers 1"
+                )
+            options["idle_timeout_s"] = idle_timeout_s
             models[signature.name] = {
                 # Given by its place, because worker processes find an object by that.
                 "infer_func": ProcessWorker(place, copies=workers, **options) if workers else model,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from ..errors import AttachError
 from ..runtime.statistics import Histogram
 from ..system.processes import proportional_bytes, resident_bytes, with_descendants
+from ..system.processors import usable_processors
 from ..system.threads import keep_on
 
 __all__ = ["Account", "AccountState", "MemoryBudget", "NoRoomError", "WakeCounts", "size_text"]
@@ -172,6 +173,7 @@ class MemoryBudget:
         # Those that wait for room, in the order in which they came.
         self._waiting: list[Account] = []
         self._meter = _Meter()
+        self._most_starts = math.inf if limit_bytes is None else math.ceil(usable_processors())
         self._is_watched = False
         self._is_exceeded = False
 
@@ -197,7 +199,13 @@ class MemoryBudget:
                 self._changed.release()
 
     def admit(
-        self, account: Account, timeout_s: float, cancelled: Callable[[], bool], *, after_starts: bool = False
+        self,
+        account: Account,
+        timeout_s: float,
+        cancelled: Callable[[], bool],
+        *,
+        after_starts: bool = False,
+        is_modest: bool = False,
     ) -> bool:
         """Wait until the processes of a model may start; others are put to sleep for that, if they have nothing to do.
 
@@ -206,7 +214,9 @@ class MemoryBudget:
             timeout_s: How long to wait, in seconds.
             cancelled: Asked again and again; true ends the wait.
             after_starts: Whether the time begins when no other model starts for the first time any more. How much one
-                takes that does is not known yet, and its own limit ends its start.
+                takes that does is not known yet, and its own limit ends its start. No more of them start at the same
+                time than there are processors.
+            is_modest: Whether nobody is put to sleep for it. Then it does not wait for room, but for such starts alone.
 
         Returns:
             Whether they may; false if `cancelled` says so, or the model was closed meanwhile.
@@ -220,14 +230,15 @@ class MemoryBudget:
             try:
                 # The handler of a signal, which stops all, may close it in this very thread.
                 while not cancelled() and account in self._accounts:
-                    if self._make_room(account):
+                    starts = after_starts and sum(each.starts for each in self._accounts if each is not account)
+                    if starts < self._most_starts and self._make_room(account, is_modest=is_modest):
                         account.state, account.awake_since = AccountState.WAKING, time.monotonic()
                         account.is_dropped = False
                         return True
                     now = time.monotonic()
-                    if after_starts and any(each.starts for each in self._accounts if each is not account):
+                    if starts:
                         deadline = now + timeout_s
-                    elif now >= deadline:
+                    elif is_modest or now >= deadline:
                         raise NoRoomError(
                             self._no_room(account, f" without work to be put to sleep within {timeout_s:.3g} s")
                         )
@@ -356,8 +367,8 @@ class MemoryBudget:
     def _is_hopeless(self, account: Account, old: Account | None = None) -> bool:
         return (account.least_size or 0) + self._fixed(account, old) > (self.limit_bytes or 0)
 
-    def _make_room(self, account: Account) -> bool:
-        """Return whether there is room for a model; if not, ask others to sleep."""
+    def _make_room(self, account: Account, *, is_modest: bool) -> bool:
+        """Return whether there is room for a model; if not, ask others to sleep, unless it is modest."""
         limit = self.limit_bytes
         if limit is None:
             return True
@@ -372,6 +383,8 @@ class MemoryBudget:
         if missing <= 0:
             account.is_waited_for = False
             return True
+        if is_modest:
+            return False
         # As long as it gets on, those behind it in the line take nothing away from it.
         account.is_waited_for = self._free(missing, charges, account)
         return False

@@ -50,12 +50,13 @@ class ParentProcess(WorkerProcess):
         self._asleep_since = 0.0
         self._told = ""
 
-    def enter(self) -> None:
-        """Note one more worker; with the first one the process starts."""
+    def enter(self, *, is_asleep: bool = False) -> None:
+        """Note one more worker; with the first one the process starts, unless that begins asleep."""
         with self._changed:
             self._users += 1
             is_first = self._thread is None
         if is_first:
+            self.is_asleep = self.is_asleep or is_asleep
             self.start()
 
     def leave(self) -> None:
@@ -210,7 +211,7 @@ class ForkedWorkerProcess(WorkerProcess):
 
     def start(self) -> None:
         """Begin to start the process, in a thread that looks after it."""
-        self._parent.enter()
+        self._parent.enter(is_asleep=bool(self.is_asleep))
         try:
             super().start()
         except BaseException:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ..errors import AttachError
+from ..errors import AttachError, WorkerProcessError
 from ..model import ModelSpec
 from ..system.threads import keep_on
 from ..transport.activity import ask_activity
@@ -109,7 +109,8 @@ class Sleep:
 
     def add(self, worker: WorkerProcess) -> None:
         """Put one more worker to sleep with the others, and wake it with them. Before `start`."""
-        worker.is_asleep = False
+        worker.is_asleep = bool(worker.is_asleep)
+        self.state = SleepState.ASLEEP if worker.is_asleep else self.state
         self._workers.append(worker)
 
     def start(self) -> None:
@@ -144,17 +145,18 @@ class Sleep:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while any(worker.is_alive and not worker.is_warm for worker in self._workers):
-            if self._stopping.wait(_STARTING_S):
-                return
-        self._arrive(woken=False)
+        if self.state is SleepState.AWAKE:
+            while any(worker.is_alive and not worker.is_warm for worker in self._workers):
+                if self._stopping.wait(_STARTING_S):
+                    return
+            self._arrive(woken=False)
         while not self._stopping.is_set():
             if not keep_on(self._sleep_once, f"{self._label}: its sleep failed"):
                 self._stopping.wait(_PAUSE_AFTER_FAILURE_S)
 
     def _sleep_once(self) -> None:
         """Sleep when it is time, until the workers are awake again."""
-        begin = self._await_time()
+        begin = self._await_time() if self.state is SleepState.AWAKE else _sleep_on
         while begin is not None:
             begin = self._hold_place(begin)
 
@@ -240,7 +242,7 @@ class Sleep:
 
     @property
     def _is_served(self) -> bool:
-        return all(worker.is_attached for worker in self._workers)
+        return all(worker.is_attached or worker.first_failure is not None for worker in self._workers)
 
     @property
     def _is_before_service(self) -> bool:
@@ -290,7 +292,8 @@ class Sleep:
         self.state = SleepState.WAKING
         try:
             timeout_s = _SHARE_FOR_ROOM * self._attach_timeout_s
-            if not self._budget.admit(self._account, timeout_s, self._stopping.is_set):
+            is_first = self._account.least_size is None
+            if not self._budget.admit(self._account, timeout_s, self._stopping.is_set, after_starts=is_first):
                 return True
         except NoRoomError as error:
             level = logging.DEBUG if self._has_told_refusal else logging.WARNING
@@ -308,13 +311,25 @@ class Sleep:
             if any(worker.is_attached for worker in waiting):
                 self._tell_awake(time.monotonic() - began, waited_s)
                 return True
-            if not waiting or self._count_ends() > ends:
+            if failure := next((each.first_failure for each in waiting if each.first_failure is not None), None):
+                self._sleep_again(placeholder, failure)
+                return False
+            # One that does not come up the first time sleeps again, a moment after its end was counted.
+            if not waiting or (self._count_ends() > ends and not any(each.is_unproven for each in waiting)):
                 # All are given up, or one has ended, which was reported. The place says that somebody comes for sure.
                 return True
             placeholder.look()
             with contextlib.suppress(AttachError):
                 waiting[0].wait_attached(_STEP_S)
         return True
+
+    def _sleep_again(self, placeholder: Placeholder, failure: WorkerProcessError) -> None:
+        """Tell the requests that wait why a model that began asleep does not come up; the next ones try again."""
+        self.state = SleepState.ASLEEP
+        self._budget.sleep(self._account)
+        for worker in self._workers:
+            worker.sleep()
+        placeholder.turn_away(f"{failure.reason}. The next request tries it again")
 
     def _tell_awake(self, took_s: float, waited_s: float) -> None:
         self._account.wakes.add(took_s)

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ class WorkerProcess:
     does not come up the first time, raises an unrecoverable error, or is refused, as one of another version, is not.
 
     States: new --start()--> starting --> attached --crash--> waiting --> starting ... --stop(), or given up--> ended;
-    attached --sleep()--> asleep --wake()--> starting
+    attached --sleep()--> asleep --wake()--> starting; new --begin_asleep(), start()--> asleep
     """
 
     _KIND = "worker process"
@@ -120,24 +120,30 @@ class WorkerProcess:
         self._in_flight_s = math.inf
         self.is_asleep: bool | None = None
         """Whether it was put to sleep, and not woken; `None` of one that never sleeps."""
-        self._was_put_to_sleep = False
+        self._was_put_to_sleep = self._began_asleep = False
+        self.first_failure: WorkerProcessError | None = None
+        """Why it sleeps again, of one that began asleep and has never come up."""
         self.is_waking = False
         """Whether it was woken, and neither attached nor ended since."""
         self._past: WorkerStatistics = Counters().snapshot()
         # Only the thread uses these.
-        self._was_ready = False
+        self._was_ready = self._has_greeted = False
         self._crashes: collections.deque[float] = collections.deque()
-        self._ends = 0
+        self.ends = 0
+        """How many of its processes ended by themselves, or could not be started."""
         self._failure: dict[str, Any] | None = None
         self._memory_kills = MemoryKills()
         self._heard = 0.0
-        self._has_greeted = False
         self._metrics = ReceivedMetrics()
         self._golden: list[Any] = []
         self.golden_failures = 0 if isinstance(job, WorkerJob) and job.golden is not None else None
         """How many of its processes did not give the known answer to their warm-up; `None` where it has none."""
 
     # ---- as a Worker ------------------------------------------------------------------------------------------------
+
+    def begin_asleep(self) -> None:
+        """Start no process before `wake`; where the first one does not come up, sleep again. Before `start`."""
+        self.is_asleep = self._began_asleep = True
 
     def start(self) -> None:
         """Begin to start the process, in a thread that looks after it."""
@@ -195,7 +201,7 @@ class WorkerProcess:
     def wake(self) -> None:
         """Start the process again after `sleep`; at once, or when the one that was put to sleep has ended."""
         with self._changed:
-            self.is_asleep, self.is_waking = False, bool(self.is_asleep)
+            self.is_asleep, self.is_waking, self.first_failure = False, bool(self.is_asleep), None
             self._changed.notify_all()
 
     @property
@@ -230,11 +236,6 @@ class WorkerProcess:
         child = self._child
         return None if child is None else child.pid
 
-    @property
-    def ends(self) -> int:
-        """How many of its processes ended by themselves, or could not be started."""
-        return self._ends
-
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     @property
@@ -259,6 +260,12 @@ class WorkerProcess:
                 if not self._await_wake():
                     break
                 error = self._run_once()
+                if error is not None and self.is_unproven:
+                    # `bind` did not wait for it, so somebody may mend it.
+                    call_safely(_log_failure, error, self._failure)
+                    with self._changed:
+                        self.is_asleep, self.first_failure, error = True, error, None
+                        self._changed.notify_all()
             except Exception as failure:
                 # Even reporting the end failed.
                 call_safely(logger.exception, "%s cannot be looked after", self._label)
@@ -290,10 +297,7 @@ class WorkerProcess:
             if self._on_unrecoverable is not None:
                 self._on_unrecoverable(str(self._failure.get("text", "")))
             return
-        # The text of a refusal says everything; its traceback would add nothing.
-        failure = self._failure if self._failure is not None and self._failure.get("stage") != "refused" else {}
-        trace = str(failure.get("traceback", "")).rstrip()
-        call_safely(logger.error, "%s%s", error, trace and f"\n{trace}")
+        call_safely(_log_failure, error, self._failure)
         if self._on_given_up is not None:
             self._on_given_up(error)
 
@@ -428,7 +432,7 @@ class WorkerProcess:
 
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
         """Wait until the next process may start; returns why there shall be none."""
-        self._ends, self.is_waking = self._ends + 1, False
+        self.ends, self.is_waking = self.ends + 1, False
         exit_code = None if child is None else child.exit_code
         ended = reason or ("could not be started" if child is None else describe_exit(exit_code, self._memory_kills))
         failure = self._failure
@@ -457,22 +461,32 @@ class WorkerProcess:
         return None
 
     @property
+    def is_unproven(self) -> bool:
+        """Whether it began asleep, and no process of it has come up so far."""
+        return self._began_asleep and not self._was_ready
+
+    @property
     def _is_final(self) -> bool:
         """Whether a refusal ends it: one that served before, and is never given up, waits for somebody to mend it."""
         return not self._was_attached or self._limits.max_crashes is not None
 
     def _refusal(self, text: str, child: ChildProcess | None = None, *, quoted: bool = False) -> WorkerProcessError:
-        lines = () if child is None else child.log_tail
-        reason = f"{self._label} {text.rstrip('.')}"
-        return WorkerProcessError(
-            f"{reason}.{quote_lines(lines)}" if quoted else reason,
-            reason=reason,
-            model_name=self._model_name,
-            number=self._number,
-            exit_code=None if child is None else child.exit_code,
-            crashes=len(self._crashes),
-            log_lines=lines,
-        )
+        facts = {"model_name": self._model_name, "number": self._number, "crashes": len(self._crashes)}
+        return _make_error(f"{self._label} {text.rstrip('.')}", child, facts, quoted=quoted)
+
+
+def _make_error(
+    reason: str, child: ChildProcess | None, facts: Mapping[str, Any], *, quoted: bool
+) -> WorkerProcessError:
+    lines, exit_code = ((), None) if child is None else (child.log_tail, child.exit_code)
+    text = f"{reason}.{quote_lines(lines)}" if quoted else reason
+    return WorkerProcessError(text, reason=reason, exit_code=exit_code, log_lines=lines, **facts)
+
+
+def _log_failure(error: WorkerProcessError, failure: Mapping[str, Any] | None) -> None:
+    # The text of a refusal says everything; its traceback would add nothing.
+    trace = "" if failure is None or failure.get("stage") == "refused" else str(failure.get("traceback", "")).rstrip()
+    logger.error("%s%s", error, trace and f"\n{trace}")
 
 
 def _tell_restart(what: str, delay_s: float, count: int, limits: RestartLimits) -> None:

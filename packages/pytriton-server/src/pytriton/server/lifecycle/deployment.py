@@ -4,7 +4,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from pytriton.server.control.http import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.service import WorkerService
-from pytriton.server.models.workers import StartCancelled
+from pytriton.server.models.workers import Begin, StartCancelled
 
 __all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "Deployment", "StopWanted", "pause_s"]
 
@@ -120,14 +120,23 @@ class Deployment:
             return False
         return not self._deployer.has_others({model.name for model in self._all()})
 
-    def prepare(self, model: WorkerService, stop_wanted: StopWanted) -> None:
+    def prepare_all(self, models: Iterable[WorkerService], stop_wanted: StopWanted) -> None:
+        """Start the workers of models that the server will load, as many of those that may sleep as have room."""
+        begins = Begin.IF_ROOM
+        for model in models:
+            self.prepare(model, stop_wanted, begins)
+            if model.workers.begins_asleep and not model.definition.starts_asleep:
+                # Those that follow are likely to be as large, and to measure all again for each would take long.
+                begins = Begin.ASLEEP
+
+    def prepare(self, model: WorkerService, stop_wanted: StopWanted, begins: Begin = Begin.AWAKE) -> None:
         """Start the workers of a model that the server will load. They attach as soon as it is loaded."""
         if model.endpoint(self._endpoints).exists():
             # The requests of a model with this name were cut off, and its end takes time.
             model.generation = next(self._generations)
         self._models.append(model)
         model.describe(self._endpoints)
-        self._start_workers(model, stop_wanted)
+        self._start_workers(model, stop_wanted, begins=begins)
 
     def wait_warm(self, model: WorkerService, stop_wanted: StopWanted, old: WorkerService | None = None) -> None:
         """Wait until the callables of a model, which may take the place of an old one, have done their warm-up."""
@@ -289,9 +298,11 @@ class Deployment:
             log_lines=() if cause is not None else self._log_tail(),
         )
 
-    def _start_workers(self, model: WorkerService, stop_wanted: StopWanted, advice: str = "") -> None:
+    def _start_workers(
+        self, model: WorkerService, stop_wanted: StopWanted, advice: str = "", begins: Begin = Begin.AWAKE
+    ) -> None:
         try:
-            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted)
+            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted, begins)
         except NoRoomError as error:
             raise self.load_error(model, f"{error}{advice}", error) from error
 

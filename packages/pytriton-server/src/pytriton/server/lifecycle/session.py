@@ -136,9 +136,8 @@ class ServerSession:
         binary = find_tritonserver()
         check_options(config, binary)
         folders, variables = self.files.create(binary, config)
-        for model in models:
-            # Workers start now, so that they are attached by the time that the server answers.
-            self._deployment.prepare(model, cancelled)
+        # Workers start now, so that they are attached by the time that the server answers.
+        self._deployment.prepare_all(models, cancelled)
         self.files.write_models()
         # Before the server starts, because it reports that it is ready as soon as its models are loaded.
         for model in self._deployment.models:

@@ -33,7 +33,7 @@ from pytriton.server.models.arguments import (
 from pytriton.server.models.callers import CALLING_MODEL
 from pytriton.server.models.hinted import describe, ignores_parameters, is_hinted, load_callable
 from pytriton.server.models.notebooks import in_notebook
-from pytriton.server.models.process_workers import ProcessWorker, check_golden, common_idle_timeout
+from pytriton.server.models.process_workers import ProcessWorker, check_golden, common_idle_timeout, common_start
 from pytriton.server.models.warmup import WarmupBatches
 
 __all__ = ["ModelDefinition", "render_config", "render_config_json", "triton_part"]
@@ -92,6 +92,8 @@ class ModelDefinition:
         """What serves it."""
         self.idle_timeout_s = common_idle_timeout(self.callables, name)
         """After how many seconds without a request its workers sleep; None is never."""
+        self.starts_asleep = common_start(self.callables, name)
+        """Whether its workers begin asleep."""
         check_golden(self.callables, self.config, name)
         processes = [each for each in self.callables if isinstance(each, ProcessWorker)]
         self.has_processes = bool(processes)

@@ -32,6 +32,7 @@ __all__ = [
     "TritonWorkerError",
     "check_golden",
     "common_idle_timeout",
+    "common_start",
     "make_worker_process",
 ]
 
@@ -117,7 +118,10 @@ class ProcessWorker:
             model needs their memory.
         sleep: What stays of it meanwhile: "process" is nothing; "parent" is a process that has imported what the
             factory needs, and has called it where that does no harm to forks, from which the others are forked: they
-            start many times faster, and share its memory. It needs `idle_timeout_s`.
+            start many times faster, also after a crash, and share its memory.
+        starts_asleep: Whether it sleeps from the beginning on: no process is started before the first request. So a
+            factory that fails is not found out by `bind`; whoever waits is told, and the next request tries it again.
+            Where more models are bound before a start than a memory budget has room for, the others start so anyway.
         pinned: Whether they run on although another model needs their memory, see `Triton(memory_budget=...)`.
         golden: Whether a process that is started again, after a sleep or an end, has to give the answers to
             `ModelConfig.model_warmup` that the first one gave, before it serves callers; one that does not counts as
@@ -143,6 +147,7 @@ class ProcessWorker:
         start_timeout_s: float = 300.0,
         idle_timeout_s: float | None = None,
         sleep: str = PROCESS,
+        starts_asleep: bool = False,
         pinned: bool = False,
         golden: bool | float = False,
     ) -> None:
@@ -170,9 +175,11 @@ class ProcessWorker:
         """When a process is started again, and when it is given up."""
         self.idle_timeout_s = None if idle_timeout_s is None else _seconds("idle_timeout_s", idle_timeout_s)
         """After how long without a request the processes end, in seconds; None is never."""
-        self.sleep = _checked_sleep(sleep, self.idle_timeout_s)
+        self.sleep = _checked_sleep(sleep)
         """What stays of them then: nothing of "process", a process to fork them from of "parent"."""
-        self.pinned = _checked_pinned(pinned, idle_timeout_s)
+        self.starts_asleep = _checked_bool("starts_asleep", starts_asleep)
+        """Whether no process is started before the first request."""
+        self.pinned = _checked_pinned(pinned, idle_timeout_s, starts_asleep)
         """Whether they run on although another model needs their memory."""
         self.golden = _checked_tolerance(golden)
         """How far answers to the warm-up may be from those of the first process; None where they are not compared."""
@@ -219,6 +226,24 @@ def common_idle_timeout(callables: Sequence[Any], model_name: str) -> float | No
             rule="the same for all workers of a model",
         )
     return found[0]
+
+
+def common_start(callables: Sequence[Any], model_name: str) -> bool:
+    """Return whether the workers of a model sleep from the beginning on.
+
+    Raises:
+        PyTritonBadParameterError: Not all of them say the same.
+    """
+    wanted = [isinstance(each, ProcessWorker) and each.starts_asleep for each in callables]
+    if any(wanted) and not all(wanted):
+        raise PyTritonBadParameterError(
+            f"Model {model_name!r}: ProcessWorker.starts_asleep must be the same for all workers of a model, which "
+            "sleeps as a whole; a callable in a thread of this process cannot sleep.",
+            parameter="ProcessWorker.starts_asleep",
+            value=wanted,
+            rule="the same for all workers of a model",
+        )
+    return all(wanted)
 
 
 def check_golden(callables: Sequence[Any], config: ModelConfig, model_name: str) -> None:
@@ -361,13 +386,9 @@ def _rejected(parameter: str, value: object, rule: str, why: str = "") -> PyTrit
     return PyTritonBadParameterError(text, parameter=field, value=value, rule=rule)
 
 
-def _checked_sleep(sleep: Any, idle_timeout_s: float | None) -> str:
+def _checked_sleep(sleep: Any) -> str:
     if not isinstance(sleep, str) or sleep not in SLEEPS:
         raise _rejected("sleep", sleep, " or ".join(map(repr, SLEEPS)))
-    if sleep == PARENT and idle_timeout_s is None:
-        raise _rejected(
-            "sleep", sleep, f"{PROCESS!r} without idle_timeout_s", "Say with idle_timeout_s when the processes end."
-        )
     return sleep
 
 
@@ -452,12 +473,17 @@ def _checked_python(python: Any) -> str | None:
     return os.path.abspath(found)
 
 
-def _checked_pinned(pinned: Any, idle_timeout_s: float | None) -> bool:
-    if not isinstance(pinned, bool):
-        raise _rejected("pinned", pinned, "True or False")
-    if pinned and idle_timeout_s is not None:
-        raise _rejected("pinned", pinned, "False where idle_timeout_s is given", "What is pinned never sleeps.")
-    return pinned
+def _checked_bool(parameter: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _rejected(parameter, value, "True or False")
+    return value
+
+
+def _checked_pinned(pinned: Any, idle_timeout_s: float | None, starts_asleep: bool) -> bool:
+    if _checked_bool("pinned", pinned) and (idle_timeout_s is not None or starts_asleep):
+        given = "starts_asleep" if idle_timeout_s is None else "idle_timeout_s"
+        raise _rejected("pinned", pinned, f"False where {given} is given", "What is pinned never sleeps.")
+    return bool(pinned)
 
 
 def _checked_tolerance(golden: Any) -> float | None:

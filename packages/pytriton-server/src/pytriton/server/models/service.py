@@ -22,7 +22,7 @@ from pytriton.server.models.arguments import Servable
 from pytriton.server.models.definition import ModelDefinition
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.tracing import ModelTracing, TracerLease
-from pytriton.server.models.workers import ModelWorkers
+from pytriton.server.models.workers import Begin, ModelWorkers
 from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 
 __all__ = ["WorkerService"]
@@ -163,6 +163,7 @@ class WorkerService:
         endpoints: Path,
         on_unrecoverable: Callable[[BaseException], None],
         stop_wanted: Callable[[], bool] = lambda: False,
+        begins: Begin = Begin.AWAKE,
     ) -> None:
         """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
 
@@ -173,6 +174,7 @@ class WorkerService:
             on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
                 caller got its answer.
             stop_wanted: Asked while there is no room; True ends the wait.
+            begins: Whether those that may sleep wait for a request before they start.
 
         Raises:
             NoRoomError: The memory budget has no room.
@@ -180,7 +182,8 @@ class WorkerService:
         """
         endpoint = self.endpoint(endpoints)
         definition, is_limited = self.definition, self.budget.limit_bytes is not None
-        if definition.idle_timeout_s is not None or (is_limited and definition.has_processes):
+        may_sleep = definition.idle_timeout_s is not None or definition.starts_asleep
+        if may_sleep or (is_limited and definition.has_processes):
             self.workers.join_budget(
                 self.budget,
                 endpoint,
@@ -188,6 +191,7 @@ class WorkerService:
                 pinned=definition.is_pinned,
                 idle_timeout_s=definition.idle_timeout_s,
                 stop_wanted=stop_wanted,
+                begins=Begin.ASLEEP if definition.starts_asleep else begins,
             )
         if self._tracing is not None and self._tracer is None:
             self._tracer = self._tracing.acquire()

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import copy
+import enum
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
-from pytriton.proxy_backend.process.budget import Account, MemoryBudget
+from pytriton.proxy_backend.process.budget import Account, MemoryBudget, NoRoomError
 from pytriton.proxy_backend.process.parent_process import ParentProcesses
 from pytriton.proxy_backend.process.sleep import Sleep, SleepState, are_up
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
@@ -22,13 +23,21 @@ from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.observe.metrics_totals import SleepFacts, StatisticsTotals
 
-__all__ = ["ModelWorkers", "StartCancelled"]
+__all__ = ["Begin", "ModelWorkers", "StartCancelled"]
 
 _POLL_S = 0.01
 # How long the start of workers waits at most until others have made room for them.
 _ROOM_S = 60.0
 
 logger = logging.getLogger(__name__)
+
+
+class Begin(enum.Enum):
+    """How workers begin that may be put to sleep."""
+
+    AWAKE = "awake"
+    IF_ROOM = "awake if the memory budget has room"
+    ASLEEP = "asleep"
 
 
 class StartCancelled(Exception):
@@ -62,6 +71,8 @@ class ModelWorkers:
         self._parents: list[ParentProcesses] = []
         # All in processes of their own have begun to start.
         self._are_started = False
+        self.begins_asleep = False
+        """Whether those in processes of their own begin asleep, which `join_budget` finds out."""
         self.was_attached = False
         """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
 
@@ -168,20 +179,21 @@ class ModelWorkers:
         parents = ParentProcesses()
         self._parents.append(parents)
         for place in range(described.copies):
-            self._add(
-                make_worker_process(
-                    described,
-                    place,
-                    number=len(self._workers),
-                    spec=self._spec,
-                    config=self._config,
-                    endpoint=endpoint,
-                    parents=parents,
-                    trace_config=trace_config,
-                    on_unrecoverable=on_unrecoverable,
-                    on_given_up=self._on_given_up,
-                )
+            worker = make_worker_process(
+                described,
+                place,
+                number=len(self._workers),
+                spec=self._spec,
+                config=self._config,
+                endpoint=endpoint,
+                parents=parents,
+                trace_config=trace_config,
+                on_unrecoverable=on_unrecoverable,
+                on_given_up=self._on_given_up,
             )
+            if self.begins_asleep:
+                worker.begin_asleep()
+            self._add(worker)
 
     def join_budget(
         self,
@@ -192,6 +204,7 @@ class ModelWorkers:
         pinned: bool,
         idle_timeout_s: float | None,
         stop_wanted: Callable[[], bool],
+        begins: Begin = Begin.AWAKE,
     ) -> None:
         """Wait until there is memory for workers in processes of their own, which have to be started next.
 
@@ -203,6 +216,7 @@ class ModelWorkers:
             idle_timeout_s: How long nobody has called the model when they are put to sleep, in seconds; None leaves
                 that to the budget.
             stop_wanted: Asked again and again; True ends the wait.
+            begins: Whether they wait for a request before they start.
 
         Raises:
             NoRoomError: There is none.
@@ -230,8 +244,17 @@ class ModelWorkers:
             self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, timeout_s, budget, account)
         budget.open(account)
         self._budget, self._account = budget, account
-        if not budget.admit(account, _ROOM_S, stop_wanted, after_starts=True):
-            raise StartCancelled
+        is_modest = sleeps and begins is Begin.IF_ROOM
+        self.begins_asleep = sleeps and begins is Begin.ASLEEP
+        try:
+            if not self.begins_asleep and not budget.admit(
+                account, _ROOM_S, stop_wanted, after_starts=True, is_modest=is_modest
+            ):
+                raise StartCancelled
+        except NoRoomError:
+            if not is_modest:
+                raise
+            self.begins_asleep = True
 
     def start_sleep(self) -> None:
         """Put the workers to sleep from now on, where `join_budget` has said so; all of them have been started."""
@@ -302,7 +325,7 @@ class ModelWorkers:
         waiting = [
             pair
             for pair in zip(self._workers, self._warmups, strict=True)
-            if pair[1] is None or self._config.model_warmup
+            if (self._config.model_warmup if pair[1] is not None else not self.begins_asleep)
         ]
         while waiting := [pair for pair in waiting if not _is_warm(*pair)]:
             if cancelled():
