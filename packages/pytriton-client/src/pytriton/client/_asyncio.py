@@ -516,15 +516,10 @@ class DirectStreamsClient(AsyncioDecoupledModelClient):
         headers: Headers = None,
         **named_inputs: object,
     ) -> AsyncGenerator[list[bytes], None]:
-        """Infer one sample, and yield what one output of strings has in the responses that have come together.
+        """Infer one sample, and yield what an output of strings has in the responses that have come together.
 
-        It costs a fraction of ``infer_sample``, whose errors it raises. A response without the output has no text.
-
-        Args:
-            output: The name of the output.
-            parameters: As in ``infer_sample``.
-            headers: As in ``infer_sample``.
-            named_inputs: As in ``infer_sample``.
+        It costs a fraction of ``infer_sample``, whose arguments and errors it has. A response without the output has no
+        text.
         """
         checked = check_call((), named_inputs, parameters, headers, self._options)
         with trace_call(checked, self._target) as call:

@@ -24,12 +24,7 @@ __all__ = ["RaggedBatch", "are_of_model"]
 
 
 class RaggedBatch:
-    """The requests of one batch of a model that has a `Cost`.
-
-    Attributes:
-        inputs: What the callable gets.
-        sizes: The rows of each request.
-    """
+    """The requests of one batch of a model that has a `Cost`."""
 
     def __init__(
         self,
@@ -37,27 +32,21 @@ class RaggedBatch:
         arrays: Sequence[Mapping[str, Any]],
         whole: tuple[Mapping[str, Any], list[int]] | None = None,
     ) -> None:
-        """Join the requests.
+        """Join the requests, whose inputs are in `arrays` by name.
 
-        Args:
-            config: The model.
-            arrays: The inputs of each request by name.
-            whole: Inputs that lie in one piece already, as those of equal length do, and the rows of each request; then
-                `arrays` is not looked at.
-
-        Raises:
-            PyTritonValidationError: The inputs of a request do not fit to each other, or to those of the others.
+        Inputs of equal length lie in one piece already: then `whole` has them with the rows of each request, and
+        `arrays` is not looked at.
         """
         assert config.cost is not None
         self._cost = config.cost
         self._config = config
         if whole is None:
-            self.sizes = _rows_of(arrays)
+            self.sizes = _rows_of(arrays)  # the rows of each request
             self._lengths = _lengths_of(self._cost, config.inputs or (), arrays)
         else:
             arrays, self.sizes = [whole[0]], whole[1]
             self._lengths = _lengths_of(self._cost, config.inputs or (), arrays) * len(self.sizes)
-        self.inputs = self._join(arrays)
+        self.inputs = self._join(arrays)  # what the callable gets
         self._add_extras()
 
     def _join(self, arrays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -92,9 +81,7 @@ class RaggedBatch:
     def split(self, outputs: Mapping[str, Any]) -> list[Any]:
         """Return the result of each request.
 
-        Raises:
-            PyTritonValidationError: An output is not as long as it has to be.
-            PyTritonBatchSizeError: An output has not one row for each row of the batch.
+        An output is refused that is not as long, or has not as many rows, as the batch.
         """
         if isinstance(outputs, PartialOutputs):
             raise PyTritonRuntimeError(

@@ -19,17 +19,12 @@ __all__ = ["PartialOutputs", "check_rows", "merge", "split_by_request", "to_arra
 
 
 class PartialOutputs(dict[str, Any]):
-    """Outputs `(len(rows), *tensor.shape)` by name, for some rows of a batch only.
-
-    Attributes:
-        rows: The indices of these rows in the batch, ascending.
-        template: A result whose response parameters these outputs have.
-    """
+    """Outputs `(len(rows), *tensor.shape)` by name, for some rows of a batch only."""
 
     def __init__(self, outputs: Mapping[str, Any], rows: NDArray[np.intp], template: Mapping[str, Any]) -> None:
         super().__init__(outputs)
-        self.rows = rows
-        self.template = template
+        self.rows = rows  # the indices of these rows in the batch, ascending
+        self.template = template  # a result whose response parameters these outputs have
 
 
 def to_arrays(outputs: Mapping[str, Any]) -> Mapping[str, Any]:

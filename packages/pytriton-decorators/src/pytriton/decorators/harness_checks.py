@@ -26,12 +26,7 @@ class Result(dict[str, Any]):
     """
 
     def __init__(self, outputs: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> None:
-        """Make a result.
-
-        Args:
-            outputs: Arrays by name.
-            parameters: Response parameters.
-        """
+        """Make a result of arrays by name and response parameters."""
         super().__init__(outputs)
         self.parameters: dict[str, Any] = dict(parameters or {})
 

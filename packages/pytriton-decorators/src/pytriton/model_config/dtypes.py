@@ -131,8 +131,7 @@ def config_name(declared: Any) -> str:
 def type_from_config_name(name: str) -> type[Any]:
     """Return the scalar type of a name from a model configuration (`TYPE_FP32`) or from the wire (`FP32`).
 
-    Raises:
-        PyTritonModelConfigError: The name is unknown, or it is `BF16` and the package ml_dtypes is not installed.
+    It refuses an unknown name, and `BF16` where the package ml_dtypes is not installed.
     """
     short = name.removeprefix(CONFIG_PREFIX)
     if short in ("STRING", "BYTES"):

@@ -47,16 +47,11 @@ def require_telemetry() -> None:
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """What `trace_config` says about spans.
+    """What `trace_config` says about spans."""
 
-    Attributes:
-        url: The collector's; `None` where it is not said.
-        resource: Attributes of whoever makes the spans.
-        processor: How spans are collected and sent: numbers, under the SDK's names.
-    """
-
-    url: str | None = None
-    resource: dict[str, str] = field(default_factory=dict)
+    url: str | None = None  # the collector's; `None` where it is not said
+    resource: dict[str, str] = field(default_factory=dict)  # attributes of whoever makes the spans
+    # How spans are collected and sent: numbers, under the SDK's names.
     processor: dict[str, Any] = field(default_factory=dict)
 
 

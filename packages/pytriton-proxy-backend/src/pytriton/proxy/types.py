@@ -207,13 +207,10 @@ class Request(_Arrays):
         return self._details is not None and self._details.is_cancelled(self._index)
 
     def __pytriton_batch__(self, requests: Sequence[Any]) -> WholeBatch | None:
-        """Return every input as one array over all requests, without a copy, where `requests` is the batch as it came.
+        """Return every input as one array over all requests, and the rows of each; `None` if the list is another one.
 
-        The decorator `batch` asks the first request for it.
-
-        Returns:
-            The arrays, each of shape `(rows of all requests, *tensor.shape)`, and the rows of each request; `None`
-            where the list is not the whole batch in its order, or inputs were replaced or differ between requests.
+        The decorator `batch` asks the first request for it. The arrays are no copies. `None` means that the list is not
+        the whole batch in its order, or that inputs were replaced or differ between requests.
         """
         details = self._details
         whole = None if details is None else details.whole_batch()
@@ -316,12 +313,6 @@ class Response(_Arrays):
 
     A generator that serves a decoupled model ends the stream of one request with `Response(data, final=True)`, or
     without a further response with `Response(final=True)`; the other requests of the batch go on.
-
-    Attributes:
-        data: The outputs by name.
-        parameters: Response parameters: strings, integers of 64 bits, booleans and floats.
-        final: Whether nothing more comes for the request; without meaning where the model is not decoupled, whose
-            responses are all final.
     """
 
     def __init__(
@@ -338,8 +329,11 @@ class Response(_Arrays):
             parameters: Response parameters.
             final: See the attribute.
         """
-        self.data: dict[str, np.ndarray[Any, Any]] = dict(data or {})
+        self.data: dict[str, np.ndarray[Any, Any]] = dict(data or {})  # the outputs by name
+        # Response parameters: strings, integers of 64 bits, booleans and floats.
         self.parameters: dict[str, ParameterValue] = dict(parameters or {})
+        # Whether nothing more comes for the request; without meaning where the model is not decoupled, whose responses
+        # are all final.
         self.final = final
 
     def __repr__(self) -> str:

@@ -78,12 +78,7 @@ _alive: dict[int, tuple[Any, ...]] = {}
 
 @functools.cache
 def python_function(name: str, *types: Any) -> Callable[..., Any]:
-    """Return a function of Python's C API, which takes addresses of objects: one may be about to be freed.
-
-    Args:
-        name: Its name.
-        *types: Of what it returns and takes.
-    """
+    """Return a function of Python's C API, which takes addresses of objects: one may be about to be freed."""
     result, *arguments = types
     function: Any = ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
     called: Callable[..., Any] = function
@@ -122,13 +117,7 @@ def _callbacks() -> tuple[Any, Any]:
 
 
 def to_capsule(array: np.ndarray[Any, Any], owner: object = None, *, code: int | None = None) -> Any:
-    """Return a capsule over an array of numbers, or over a copy where it is not in C order.
-
-    Args:
-        array: The array.
-        owner: What the capsule keeps alive besides.
-        code: DLPack's type code; that of the array's type by default.
-    """
+    """Return a capsule over an array of numbers, or a copy if it is not in C order; it keeps `owner` alive."""
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     deleter, destructor = _callbacks()

@@ -87,13 +87,7 @@ def is_decoupled(config: Mapping[str, Any]) -> bool:
 
 
 def python_model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
-    """Return a `model.py` as its worker has to know it: its tensors are between `model.py` and its callers.
-
-    Args:
-        name: The model.
-        version: Its version.
-        config: Its configuration of Triton, completed.
-    """
+    """Return a `model.py` as its worker has to know it: its tensors are between `model.py` and its callers."""
     max_batch_size = int(config.get("max_batch_size") or 0)
     return ModelSpec(
         name=name,

@@ -129,11 +129,7 @@ class ProxySettings(ServingSettings):
 
 
 def read_duration(text: str) -> float:
-    """Return the seconds that a text such as `90s`, `5m` or `1h` means; a number alone is seconds.
-
-    Raises:
-        ValueError: It is no such text.
-    """
+    """Return the seconds that a text such as `90s`, `5m` or `1h` means; a number alone is seconds."""
     unit = _UNITS_S.get(text[-1:])
     try:
         seconds = float(text if unit is None else text[:-1]) * (unit or 1.0)
@@ -168,11 +164,9 @@ def parameter_fields() -> tuple[SettingField, ...]:
 
 
 def hosts_text(supervisor: Path, attach_timeout_s: float = 10.0) -> str:
-    """Return the content of the file that says where processes of Python models are asked for.
+    """Return the file that says where processes of Python models are asked for.
 
-    Args:
-        supervisor: The socket of who starts them.
-        attach_timeout_s: How long a load, or a request, waits where nobody listens there, in seconds.
+    A load, or a request, waits for `attach_timeout_s` seconds where nobody listens at that socket.
     """
     settings = ProxySettings(endpoint=supervisor, attach_timeout_s=attach_timeout_s)
     return settings.to_text(only=("endpoint", "attach_timeout_s"))
@@ -232,11 +226,7 @@ class PythonProxySettings(ServingSettings):
 
     @classmethod
     def read(cls, path: Path) -> PythonProxySettings:
-        """Read the side file.
-
-        Raises:
-            DescriptionError: If it is missing, of another format, or has fields that this version does not know.
-        """
+        """Read the side file; refuses one of another format, or with fields that this version does not know."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(found, dict) or found.pop("format", None) != FORMAT:

@@ -47,12 +47,7 @@ _TERM_TIMEOUT_S = 30.0
 
 
 def main(arguments: list[str], prepared: Preparation | None = None) -> int:
-    """Run the worker to its end; returns the exit code.
-
-    Args:
-        arguments: Those of the command line.
-        prepared: What the process has done already that this one is forked from.
-    """
+    """Run the worker to its end; returns the exit code. A fork gets what its parent has `prepared`."""
     channel = socket.socket(fileno=int(arguments[0]))
     close_in_child(channel)
     end_with_parent(channel)

@@ -249,10 +249,9 @@ def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None
 
 
 def read_sleep(host: str, port: int) -> tuple[frozenset[tuple[str, int]], dict[str, ModelUse]]:
-    """Return what a page of metrics says of models that may sleep; nothing if it cannot be read.
+    """Return from a page of metrics which models sleep, by name and version, and how each of them is used by name.
 
-    Returns:
-        Names and versions of those that sleep, and by its name how each of them is used.
+    Returns nothing if the page cannot be read.
     """
     connection = http.client.HTTPConnection(host, port, timeout=_METRICS_TIMEOUT_S)
     try:

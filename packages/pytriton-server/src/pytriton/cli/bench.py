@@ -31,21 +31,13 @@ Call = Callable[[], object]
 
 @dataclass
 class Level:
-    """What came of a number of callers.
+    """What came of a number of callers."""
 
-    Attributes:
-        callers: How many called at once.
-        seconds: How long.
-        latencies_ms: Of each request that succeeded, in milliseconds.
-        errors: How many requests failed, by kind.
-        busy: How much of one processor this process used.
-    """
-
-    callers: int
-    seconds: float = 0.0
-    latencies_ms: list[float] = field(default_factory=list)
-    errors: "collections.Counter[str]" = field(default_factory=collections.Counter)
-    busy: float = 0.0
+    callers: int  # how many called at once
+    seconds: float = 0.0  # how long
+    latencies_ms: list[float] = field(default_factory=list)  # of each request that succeeded, in milliseconds
+    errors: "collections.Counter[str]" = field(default_factory=collections.Counter)  # how many requests failed, by kind
+    busy: float = 0.0  # how much of one processor this process used
 
     @property
     def rate(self) -> float:

@@ -28,37 +28,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The options of every command that serves.
+    """The options of every command that serves."""
 
-    Attributes:
-        address: Where HTTP, gRPC and metrics listen.
-        http_port: Port of HTTP.
-        grpc_port: Port of gRPC.
-        metrics_port: Port of the metrics.
-        access_token: The token that protected endpoints ask for; None is one that nobody knows.
-        unprotected: Whether no endpoint is protected.
-        log_level: The least level of the log; None is INFO for pytriton and WARNING for all else.
-        log_format: How its records look, see `pytriton.proxy_backend.cli.logs`.
-        access_log: Whether there is a record of every request.
-        server: Fields of `TritonConfig` that count more than these.
-        memory_budget: How much memory worker processes may take, such as `2GiB`.
-        min_awake: How many models stay awake however long nobody calls them.
-        cors_origins: Origins whose pages browsers let read answers.
-    """
-
-    address: str
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    access_token: str | None
-    unprotected: bool
-    log_level: str | None
-    log_format: str
-    access_log: bool = False
-    server: Mapping[str, Any] = field(default_factory=dict)
-    memory_budget: str | None = None
-    min_awake: int = 0
-    cors_origins: list[str] | None = None
+    address: str  # where HTTP, gRPC and metrics listen
+    http_port: int  # port of HTTP
+    grpc_port: int  # port of gRPC
+    metrics_port: int  # port of the metrics
+    access_token: str | None  # the token that protected endpoints ask for; None is one that nobody knows
+    unprotected: bool  # whether no endpoint is protected
+    log_level: str | None  # the least level of the log; None is INFO for pytriton and WARNING for all else
+    log_format: str  # how its records look, see `pytriton.proxy_backend.cli.logs`
+    access_log: bool = False  # whether there is a record of every request
+    server: Mapping[str, Any] = field(default_factory=dict)  # fields of `TritonConfig` that count more than these
+    memory_budget: str | None = None  # how much memory worker processes may take, such as `2GiB`
+    min_awake: int = 0  # how many models stay awake however long nobody calls them
+    cors_origins: list[str] | None = None  # origins whose pages browsers let read answers
 
     def start_log(self) -> None:
         """Write the log to standard error."""

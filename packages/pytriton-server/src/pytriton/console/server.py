@@ -28,31 +28,18 @@ _END_S = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
-    """How a console is served.
+    """How a console is served."""
 
-    Attributes:
-        url: Where the server listens; HTTP.
-        metrics_url: Its page of metrics; by default port 8002 of the same host.
-        grpc_url: Where streams are asked for in place of HTTP.
-        access_token: The token of the server.
-        ca_file: Authorities to trust, for addresses with TLS.
-        address: Where the console listens.
-        port: Its port; 0 takes a free one.
-        allowed_hosts: Names that it may be called by.
-        password: What has to be entered; needed where others reach the address.
-        log_file: The log of the server.
-    """
-
-    url: str
-    metrics_url: str | None = None
-    grpc_url: str | None = None
-    access_token: str | None = None
-    ca_file: Path | None = None
-    address: str = "127.0.0.1"
-    port: int = 8003
-    allowed_hosts: Sequence[str] = ()
-    password: str | None = None
-    log_file: Path | None = None
+    url: str  # where the server listens; HTTP
+    metrics_url: str | None = None  # its page of metrics; by default port 8002 of the same host
+    grpc_url: str | None = None  # where streams are asked for in place of HTTP
+    access_token: str | None = None  # the token of the server
+    ca_file: Path | None = None  # authorities to trust, for addresses with TLS
+    address: str = "127.0.0.1"  # where the console listens
+    port: int = 8003  # its port; 0 takes a free one
+    allowed_hosts: Sequence[str] = ()  # names that it may be called by
+    password: str | None = None  # what has to be entered; needed where others reach the address
+    log_file: Path | None = None  # the log of the server
 
 
 def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:

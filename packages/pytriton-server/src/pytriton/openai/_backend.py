@@ -64,19 +64,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Asked:
-    """What goes to a model beside the text.
+    """What goes to a model beside the text."""
 
-    Attributes:
-        inputs: Optional inputs.
-        parameters: Parameters of the request.
-        headers: What is handed on to the server, such as those of traces.
-        request_id: The id in the server's messages and in the callable.
-    """
-
-    inputs: Mapping[str, npt.NDArray[Any]]
-    parameters: Mapping[str, Any]
-    headers: Mapping[str, str]
-    request_id: str
+    inputs: Mapping[str, npt.NDArray[Any]]  # optional inputs
+    parameters: Mapping[str, Any]  # parameters of the request
+    headers: Mapping[str, str]  # what is handed on to the server, such as those of traces
+    request_id: str  # the id in the server's messages and in the callable
 
 
 class Backend:

@@ -21,17 +21,11 @@ __all__ = ["Chat", "read_chat", "render_prompt"]
 
 @dataclass
 class Chat:
-    """What a model gets for a chat.
+    """What a model gets for a chat."""
 
-    Attributes:
-        prompt: The text that it is to continue.
-        wishes: What is wanted of the answer.
-        inputs: Optional inputs.
-    """
-
-    prompt: str = ""
-    wishes: Wishes = field(default_factory=Wishes)
-    inputs: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    prompt: str = ""  # the text that it is to continue
+    wishes: Wishes = field(default_factory=Wishes)  # what is wanted of the answer
+    inputs: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # optional inputs
 
 
 def read_chat(body: ChatRequest, model: EndpointModel) -> Chat:

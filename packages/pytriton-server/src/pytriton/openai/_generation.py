@@ -32,25 +32,15 @@ _MARK = "\0"
 
 @dataclass(frozen=True)
 class Form:
-    """How an endpoint writes texts.
+    """How an endpoint writes texts."""
 
-    Attributes:
-        prefix: What ids begin with.
-        whole: The kind of an answer at once.
-        chunk: The kind of an event.
-        param: The field with the prompt.
-        begins: Whether a choice of a stream begins with an event of its own, which names the role.
-        choice: Makes a choice of all that was said, as one part.
-        delta: Makes that of an event of a part.
-    """
-
-    prefix: str
-    whole: str
-    chunk: str
-    param: str
-    begins: bool
-    choice: Callable[[Part], dict[str, Any]]
-    delta: Callable[[Part], dict[str, Any]]
+    prefix: str  # what ids begin with
+    whole: str  # the kind of an answer at once
+    chunk: str  # the kind of an event
+    param: str  # the field with the prompt
+    begins: bool  # whether a choice of a stream begins with an event of its own, which names the role
+    choice: Callable[[Part], dict[str, Any]]  # makes a choice of all that was said, as one part
+    delta: Callable[[Part], dict[str, Any]]  # makes that of an event of a part
 
 
 def _text(part: Part) -> dict[str, Any]:
@@ -101,17 +91,11 @@ COMPLETION = Form("cmpl-", "text_completion", "text_completion", "prompt", False
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a request wants of the answer beside the text.
+    """What a request wants of the answer beside the text."""
 
-    Attributes:
-        has_tools: Whether the model may call tools.
-        logprobs: Whether the caller wants to know of the tokens.
-        check: What the text is to be; None where any text will do.
-    """
-
-    has_tools: bool = False
-    logprobs: bool = False
-    check: AnswerCheck | None = None
+    has_tools: bool = False  # whether the model may call tools
+    logprobs: bool = False  # whether the caller wants to know of the tokens
+    check: AnswerCheck | None = None  # what the text is to be; None where any text will do
 
 
 class Generation:

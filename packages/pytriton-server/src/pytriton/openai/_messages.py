@@ -26,14 +26,10 @@ _TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 
 @dataclass
 class Conversation:
-    """What the messages of a request say.
+    """What the messages of a request say."""
 
-    Attributes:
-        messages: As a template gets them.
-        files: The bytes of images and of audio, in their order, by the input that takes them.
-    """
-
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)  # as a template gets them
+    # The bytes of images and of audio, in their order, by the input that takes them.
     files: dict[str, list[bytes]] = field(default_factory=lambda: {IMAGES: [], AUDIO: []})
 
 

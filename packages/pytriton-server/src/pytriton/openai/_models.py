@@ -52,29 +52,19 @@ class UnfitModelError(ValueError):
 
 @dataclass(frozen=True)
 class EndpointModel:
-    """A model that can be asked.
+    """A model that can be asked."""
 
-    Attributes:
-        spec: Its tensors.
-        kind: Whether it gives texts, vectors, scores of pairs of texts, or the text of audio.
-        prompt: The input for the text, or for the audio; of pairs for the query.
-        output: The output that is given back.
-        chat_template: Its chat template.
-        tool_parser: How its text is read for calls of tools; None where it is not.
-        tokenizer: What it declares; None where it declares none.
-        document: Of pairs the input for the text that is compared with the query.
-        most_tokens: How many it takes at once, as its tokenizer's configuration says; None where that says nothing.
-    """
-
-    spec: ModelSpec
+    spec: ModelSpec  # its tensors
+    # Whether it gives texts, vectors, scores of pairs of texts, or the text of audio.
     kind: Literal["text", "embedding", "score", "speech"]
-    prompt: TensorSpec
-    output: TensorSpec
+    prompt: TensorSpec  # the input for the text, or for the audio; of pairs for the query
+    output: TensorSpec  # the output that is given back
     chat_template: ChatTemplate
-    tool_parser: str | None = None
-    tokenizer: Tokenizer | None = None
+    tool_parser: str | None = None  # how its text is read for calls of tools; None where it is not
+    tokenizer: Tokenizer | None = None  # what it declares; None where it declares none
+    # How many it takes at once, as its tokenizer's configuration says; None where that says nothing.
     most_tokens: int | None = None
-    document: TensorSpec | None = None
+    document: TensorSpec | None = None  # of pairs the input for the text that is compared with the query
 
     @property
     def endpoints(self) -> tuple[str, ...]:

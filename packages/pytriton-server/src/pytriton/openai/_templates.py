@@ -46,14 +46,10 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template of Jinja.
+    """A chat template of Jinja."""
 
-    Attributes:
-        text: The template.
-        tokens: The special tokens that it may name, such as `bos_token`, with their texts.
-    """
-
-    text: str = DEFAULT_TEMPLATE
+    text: str = DEFAULT_TEMPLATE  # the template
+    # The special tokens that it may name, such as `bos_token`, with their texts.
     tokens: tuple[tuple[str, str], ...] = ()
 
     @classmethod

@@ -69,25 +69,16 @@ class Stops:
 
 @dataclass(slots=True)
 class Part:
-    """A part of a text.
+    """A part of a text."""
 
-    Attributes:
-        text: What follows the parts before.
-        finish_reason: Why the text ends with it; None where it goes on.
-        counts: How many tokens there were so far, by name, as far as the model tells.
-        calls: Deltas of calls of tools.
-        reasoning: What the model thought.
-        refusal: Why it answers nothing.
-        logprobs: What it tells of the tokens.
-    """
-
-    text: str = ""
-    finish_reason: str | None = None
+    text: str = ""  # what follows the parts before
+    finish_reason: str | None = None  # why the text ends with it; None where it goes on
+    # How many tokens there were so far, by name, as far as the model tells.
     counts: Mapping[str, int] = field(default_factory=dict)
-    calls: Sequence[Mapping[str, Any]] = ()
-    reasoning: str = ""
-    refusal: str = ""
-    logprobs: Sequence[Any] = ()
+    calls: Sequence[Mapping[str, Any]] = ()  # deltas of calls of tools
+    reasoning: str = ""  # what the model thought
+    refusal: str = ""  # why it answers nothing
+    logprobs: Sequence[Any] = ()  # what it tells of the tokens
 
     @property
     def is_text_alone(self) -> bool:

@@ -20,19 +20,12 @@ _MISTRAL_NAME = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
 
 @dataclass(frozen=True)
 class _Form:
-    """How a family of models writes calls.
+    """How a family of models writes calls."""
 
-    Attributes:
-        begin: What stands in front of them.
-        end: What stands behind each; None where they go on to the end of the text.
-        is_bare: Whether a text that begins with an object of JSON is a call, too.
-        read: Returns the calls of what is between.
-    """
-
-    begin: str
-    end: str | None
-    is_bare: bool
-    read: Callable[[str], list[Mapping[str, Any]]]
+    begin: str  # what stands in front of them
+    end: str | None  # what stands behind each; None where they go on to the end of the text
+    is_bare: bool  # whether a text that begins with an object of JSON is a call, too
+    read: Callable[[str], list[Mapping[str, Any]]]  # returns the calls of what is between
 
 
 def _read_objects(text: str) -> list[Mapping[str, Any]]:

@@ -22,11 +22,7 @@ Answer = Callable[[Any], Any]
 
 
 class HarnessCalls:
-    """Stands in for the calls of a worker into its server, see `pytriton.proxy_backend.transport.calls.Calls`.
-
-    Attributes:
-        metrics: The values of the model's metrics by name and labels; of a histogram the values that were observed.
-    """
+    """Stands in for the calls of a worker into its server, see `pytriton.proxy_backend.transport.calls.Calls`."""
 
     def __init__(self, functions: Mapping[str, Answer]) -> None:
         self._functions = dict(functions)
@@ -35,6 +31,7 @@ class HarnessCalls:
         self._families: dict[int, tuple[str, int]] = {}
         self._metrics: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         self._lock = threading.Lock()
+        # The values of the model's metrics by name and labels; of a histogram the values that were observed.
         self.metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
 
     # ---- other models -----------------------------------------------------------------------------------------------

@@ -20,22 +20,15 @@ _NO_TEXT = "an error without a text that says why"
 
 
 class ResponseCollector:
-    """Takes the records that a server would get, from any thread; see `Sink` of the workers.
+    """Takes the records that a server would get, from any thread; see `Sink` of the workers."""
 
-    Attributes:
-        can_reschedule: Whether a request may be given back to the scheduler.
-        can_continue: Whether more may come after an error.
-        responses: The responses to each request.
-        rescheduled: The requests that were given back.
-    """
-
-    can_reschedule = True
-    can_continue = True
+    can_reschedule = True  # whether a request may be given back to the scheduler
+    can_continue = True  # whether more may come after an error
 
     def __init__(self, count: int, *, decoupled: bool) -> None:
         """Begin."""
-        self.responses: list[list[Result | ModelError]] = [[] for _ in range(count)]
-        self.rescheduled: set[int] = set()
+        self.responses: list[list[Result | ModelError]] = [[] for _ in range(count)]  # the responses to each request
+        self.rescheduled: set[int] = set()  # the requests that were given back
         self._decoupled = decoupled
         self._open = set(range(count))
         self._dropped: collections.deque[tuple[Any, int]] = collections.deque()

@@ -61,23 +61,15 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What a view of a client adds to each of its calls.
+    """What a view of a client adds to each of its calls."""
 
-    Attributes:
-        timeout_s: How long a call may take, in seconds; ``None`` leaves that to the client.
-        request_id: The id of its requests; ``None`` gives each one of its own.
-        parameters: Custom request parameters.
-        options: Those with a meaning of their own, under the names of the protocol.
-        headers: HTTP headers or gRPC metadata, every value as text.
-        casting: How an array becomes one of the declared dtype.
-    """
-
-    timeout_s: float | None = None
-    request_id: str | None = None
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    timeout_s: float | None = None  # how long a call may take, in seconds; ``None`` leaves that to the client
+    request_id: str | None = None  # the id of its requests; ``None`` gives each one of its own
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # custom request parameters
+    # Those with a meaning of their own, under the names of the protocol.
     options: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    casting: Casting = "safe"
+    headers: Mapping[str, str] = field(default_factory=dict)  # HTTP headers or gRPC metadata, every value as text
+    casting: Casting = "safe"  # how an array becomes one of the declared dtype
 
     def with_changes(
         self,

@@ -116,100 +116,64 @@ class RequestIds:
 
 @dataclass(frozen=True)
 class InferCall:
-    """The checked arguments of one ``infer`` call.
+    """The checked arguments of one ``infer`` call."""
 
-    Attributes:
-        inputs: By position, or by name.
-        named: Further ones by name, behind those by position.
-        parameters: Custom request parameters.
-        options: ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
-        headers: HTTP headers or gRPC metadata, every value as text.
-        request_id: The id that the caller chose; ``None`` where any will do.
-        casting: How an array becomes one of the declared dtype.
-    """
-
-    inputs: Sequence[object] | Mapping[str, object]
-    parameters: Mapping[str, ParameterValue]
+    inputs: Sequence[object] | Mapping[str, object]  # by position, or by name
+    parameters: Mapping[str, ParameterValue]  # custom request parameters
+    # ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
     options: Mapping[str, Any]
-    headers: Mapping[str, str]
-    request_id: str | None = None
-    casting: Casting = "safe"
-    named: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, str]  # HTTP headers or gRPC metadata, every value as text
+    request_id: str | None = None  # the id that the caller chose; ``None`` where any will do
+    casting: Casting = "safe"  # how an array becomes one of the declared dtype
+    named: Mapping[str, object] = field(default_factory=dict)  # further ones by name, behind those by position
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Where a tensor lies in shared memory.
+    """Where a tensor lies in shared memory."""
 
-    Attributes:
-        region: The name under which the server has registered the region.
-        offset: In the region, in bytes.
-        size: In bytes; of an output the most that it may have.
-    """
-
-    region: str
-    offset: int
-    size: int
+    region: str  # the name under which the server has registered the region
+    offset: int  # in the region, in bytes
+    size: int  # in bytes; of an output the most that it may have
 
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Which tensors of a request go through shared memory.
+    """Which tensors of a request go through shared memory."""
 
-    Attributes:
-        inputs: Those inputs that are there already. The others travel in the request.
-        outputs: Where the server is to write each output, ``None`` for its response. Empty where that is so for all.
-        read: Returns the array of an output that the server has written there, for its name, data type and shape;
-            raises ``ValueError`` where they do not fit.
-    """
-
-    inputs: Mapping[str, Slice]
+    inputs: Mapping[str, Slice]  # Those inputs that are there already. The others travel in the request.
+    # Where the server is to write each output, ``None`` for its response. Empty where that is so for all.
     outputs: Mapping[str, Slice | None]
+    # Returns the array of an output that the server has written there, for its name, data type and shape; raises
+    # ``ValueError`` where they do not fit.
     read: Callable[[str, str, Sequence[int]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """One inference request as a transport takes it.
+    """One inference request as a transport takes it."""
 
-    Attributes:
-        model_name: The model.
-        model_version: The version; ``None`` is the latest.
-        request_id: Comes back in the response and in the server's messages.
-        inputs: What the model declares about each input, and its array with the batch axis where there is one.
-        call: Parameters, options and headers.
-        shared: The tensors that go through shared memory, if any.
-    """
-
-    model_name: str
-    model_version: str | None
-    request_id: str
+    model_name: str  # the model
+    model_version: str | None  # the version; ``None`` is the latest
+    request_id: str  # comes back in the response and in the server's messages
+    # What the model declares about each input, and its array with the batch axis where there is one.
     inputs: tuple[tuple[TensorSpec, npt.NDArray[Any]], ...]
-    call: InferCall
-    shared: SharedTensors | None = None
+    call: InferCall  # parameters, options and headers
+    shared: SharedTensors | None = None  # the tensors that go through shared memory, if any
 
 
 @dataclass(frozen=True)
 class InferResponse:
-    """One inference response as a transport brings it.
+    """One inference response as a transport brings it."""
 
-    Attributes:
-        outputs: Arrays by name, with the batch axis where there is one; strings are object arrays of ``bytes``.
-        parameters: What the callable added.
-        request_id: The id of the request that this answers.
-        model_name: The model that answered; ``""`` where the server did not say.
-        model_version: The version that answered; ``None`` where the server did not say.
-        is_final: Whether no other response to the request follows.
-        is_followed: Whether the next one, or the end, is known to be there already.
-    """
-
+    # Arrays by name, with the batch axis where there is one; strings are object arrays of ``bytes``.
     outputs: Mapping[str, npt.NDArray[Any]]
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
-    request_id: str = ""
-    model_name: str = ""
-    model_version: str | None = None
-    is_final: bool = True
-    is_followed: bool = False
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # what the callable added
+    request_id: str = ""  # the id of the request that this answers
+    model_name: str = ""  # the model that answered; ``""`` where the server did not say
+    model_version: str | None = None  # the version that answered; ``None`` where the server did not say
+    is_final: bool = True  # whether no other response to the request follows
+    is_followed: bool = False  # whether the next one, or the end, is known to be there already
 
 
 def check_call(

@@ -108,17 +108,11 @@ class TargetFields(TypedDict):
 
 @dataclass(frozen=True)
 class Target:
-    """The model that a client talks to, for its requests and the texts of errors.
+    """The model that a client talks to, for its requests and the texts of errors."""
 
-    Attributes:
-        url: The server.
-        model_name: The model.
-        model_version: The version; ``None`` is the latest.
-    """
-
-    url: str
-    model_name: str
-    model_version: str | None
+    url: str  # the server
+    model_name: str  # the model
+    model_version: str | None  # the version; ``None`` is the latest
 
     @property
     def model(self) -> str:
@@ -133,20 +127,13 @@ class Target:
 
 @dataclass
 class ModelInfo:
-    """What a client and all its views have learnt about their model.
+    """What a client and all its views have learnt about their model."""
 
-    Attributes:
-        given: The specification that the user brought, of which the server is to judge.
-        spec: What is known of it.
-        was_ready: Whether it was seen ready.
-        is_prepared: Whether the first inference has all that it needs.
-        confirmed_s: When the server was last asked whether it has changed, and it had not; by a monotonic clock.
-    """
-
-    given: ModelSpec | None
-    spec: ModelSpec | None
-    was_ready: bool = False
-    is_prepared: bool = False
+    given: ModelSpec | None  # the specification that the user brought, of which the server is to judge
+    spec: ModelSpec | None  # what is known of it
+    was_ready: bool = False  # whether it was seen ready
+    is_prepared: bool = False  # whether the first inference has all that it needs
+    # When the server was last asked whether it has changed, and it had not; by a monotonic clock.
     confirmed_s: float = -_LEAST_AGE_S
 
 

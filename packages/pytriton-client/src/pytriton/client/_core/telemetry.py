@@ -34,16 +34,12 @@ _tracer: Tracer | None = None
 
 
 class TracedCall:
-    """A call and its span, if it has one: to be used in a ``with`` statement, which ends the span.
-
-    Attributes:
-        call: The call as it is to be sent.
-    """
+    """A call and its span, if it has one: to be used in a ``with`` statement, which ends the span."""
 
     __slots__ = ("_span", "call")
 
     def __init__(self, call: InferCall, span: Span | None) -> None:
-        self.call = call
+        self.call = call  # the call as it is to be sent
         self._span = span
 
     def __enter__(self) -> InferCall:

@@ -74,25 +74,15 @@ _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that may fail, for the texts and attributes of errors.
+    """An operation that may fail, for the texts and attributes of errors."""
 
-    Attributes:
-        doing: In words, to follow "during".
-        url: The server.
-        timeout_s: How long it may take, in seconds.
-        model_name: The model; ``None`` where it is about the server alone.
-        model_version: The version; ``None`` is the latest.
-        note: A sentence for errors of the connection, such as one about a proxy.
-        client: The class of the client.
-    """
-
-    doing: str
-    url: str
-    timeout_s: float
-    model_name: str | None = None
-    model_version: str | None = None
-    note: str = ""
-    client: str = "ModelClient"
+    doing: str  # in words, to follow "during"
+    url: str  # the server
+    timeout_s: float  # how long it may take, in seconds
+    model_name: str | None = None  # the model; ``None`` where it is about the server alone
+    model_version: str | None = None  # the version; ``None`` is the latest
+    note: str = ""  # a sentence for errors of the connection, such as one about a proxy
+    client: str = "ModelClient"  # the class of the client
 
     def with_timeout(self, timeout_s: float) -> Operation:
         """Return the same with another time limit, in seconds."""

@@ -34,17 +34,11 @@ _UNAVAILABLE_STATUSES = ("NOT_FOUND", "UNAVAILABLE")
 
 
 class GrpcCall(NamedTuple):
-    """A call that is to be made.
+    """A call that is to be made."""
 
-    Attributes:
-        operation: What is being done, for errors.
-        method: Of the service.
-        message: The request.
-    """
-
-    operation: Operation
-    method: str
-    message: Any
+    operation: Operation  # what is being done, for errors
+    method: str  # of the service
+    message: Any  # the request
 
 
 def server_ready(url: str, timeout_s: float) -> GrpcCall:

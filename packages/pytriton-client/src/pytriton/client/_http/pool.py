@@ -32,11 +32,7 @@ class PoolClosedError(Exception):
 
 
 class ConnectionPool:
-    """Connections to one server: as many as there are exchanges at one time, kept for the next ones.
-
-    Attributes:
-        is_closed: Whether ``close`` was called.
-    """
+    """Connections to one server: as many as there are exchanges at one time, kept for the next ones."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class ConnectionPool:
         self._tls = tls
         self._max_bytes = max_bytes
         self._idle: list[HttpConnection] = []
-        self.is_closed = False
+        self.is_closed = False  # whether ``close`` was called
         self._begin()
         call_in_child(self, ConnectionPool._begin)
 

@@ -52,34 +52,22 @@ class ResponseTooLargeError(HttpWireError):
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """An HTTP request.
+    """An HTTP request."""
 
-    Attributes:
-        method: ``GET`` or ``POST``.
-        path: From the first slash on, quoted.
-        headers: Without line breaks, besides those that every request carries.
-        body: May be empty.
-    """
-
-    method: str
-    path: str
+    method: str  # ``GET`` or ``POST``
+    path: str  # from the first slash on, quoted
+    # Without line breaks, besides those that every request carries.
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytes = b""  # may be empty
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """An HTTP response.
+    """An HTTP response."""
 
-    Attributes:
-        status: The status code.
-        headers: Names in lower case, and values.
-        body: The body; of a stream what has come of it with the head.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: memoryview
+    status: int  # the status code
+    headers: Mapping[str, str]  # names in lower case, and values
+    body: memoryview  # the body; of a stream what has come of it with the head
 
 
 class ResponseReader:
@@ -87,9 +75,6 @@ class ResponseReader:
 
     Whoever has called ``begin`` receives bytes into ``buffer()`` and tells with ``received`` how many, until what it
     waits for is there: ``is_complete``, or for a stream ``has_piece``.
-
-    Attributes:
-        is_over: Whether nothing of the response is left to come.
     """
 
     # Each state of the reader is a method that understands the next bytes, and returns whether it could:
@@ -104,7 +89,7 @@ class ResponseReader:
         self._start = self._end = 0
         self._has_ended = False
         self.begin()
-        self.is_over = True
+        self.is_over = True  # whether nothing of the response is left to come
 
     def begin(self, *, is_stream: bool = False) -> None:
         """Expect a response; the body of a stream is taken piece by piece."""

@@ -48,14 +48,11 @@ def order_addresses(found: Sequence[Address], hostname: str = "") -> list[Addres
 
 
 class Attempts:
-    """What has been tried to connect to a host.
-
-    Attributes:
-        failures: What became of each address so far; ``None`` where nothing has yet.
-    """
+    """What has been tried to connect to a host."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
+        # What became of each address so far; ``None`` where nothing has yet.
         self.failures: dict[Address, OSError | None] = {}
 
     def error(self) -> OSError:

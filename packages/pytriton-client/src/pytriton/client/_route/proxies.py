@@ -39,25 +39,16 @@ class _Proxy:
 
 @dataclass(frozen=True)
 class Route:
-    """Where connections to a server over HTTP lead first, and what its requests need for that.
+    """Where connections to a server over HTTP lead first, and what its requests need for that."""
 
-    Attributes:
-        url: The server.
-        hostname: What to connect to: the server, or a proxy.
-        port: Its port.
-        prefix: What comes before the path of each request.
-        headers: What each request carries for the proxy.
-        tunnel: What to send before the encryption begins; empty where nothing is to be.
-        tunnel_headers: The headers in that for the proxy.
-    """
-
-    url: TritonUrl
-    hostname: str
+    url: TritonUrl  # the server
+    hostname: str  # what to connect to: the server, or a proxy
     port: int
-    prefix: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    prefix: str = ""  # what comes before the path of each request
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # what each request carries for the proxy
+    # What to send before the encryption begins; empty where nothing is to be.
     tunnel: bytes = field(default=b"", repr=False)
-    tunnel_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tunnel_headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # the headers in that for the proxy
 
 
 def find_route(url: TritonUrl) -> Route:

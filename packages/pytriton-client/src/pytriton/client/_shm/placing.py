@@ -122,15 +122,11 @@ class OutputRoom:
 
 
 class Placed:
-    """A request, and the regions that its tensors lie in.
-
-    Attributes:
-        request: What is to be sent.
-    """
+    """A request, and the regions that its tensors lie in."""
 
     def __init__(self, pool: RegionPool, request: InferRequest) -> None:
         self._pool = pool
-        self.request = request
+        self.request = request  # what is to be sent
         self._regions: list[Region] = []
         self._room: OutputRoom | None = None
 

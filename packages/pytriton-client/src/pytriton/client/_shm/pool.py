@@ -38,16 +38,12 @@ _WASTE = 2
 
 
 class StaleRegions:
-    """The names of regions that one server has mapped and no client of this process uses any more.
-
-    Attributes:
-        names: Whoever tells the server takes them from the left, and puts back what it is too early for.
-        not_before: When to tell it, by ``time.monotonic``.
-    """
+    """The names of regions that one server has mapped and no client of this process uses any more."""
 
     def __init__(self) -> None:
+        # Whoever tells the server takes them from the left, and puts back what it is too early for.
         self.names: deque[str] = deque()
-        self.not_before = 0.0
+        self.not_before = 0.0  # when to tell it, by ``time.monotonic``
         call_in_child(self, lambda stale: stale.names.clear())
 
     def add(self, name: str) -> None:

@@ -21,12 +21,7 @@ __all__ = [
 
 
 class Scope:
-    """The requests that the arrays of a call were made of, and which rows belong to which request.
-
-    Attributes:
-        sizes: The rows of each request; None where nobody has counted them.
-        unbatched: Names of inputs that have no batch axis any more, because `@first_value` took it.
-    """
+    """The requests that the arrays of a call were made of, and which rows belong to which request."""
 
     __slots__ = ("_found", "_outer", "_rows", "_source", "sizes", "unbatched")
 
@@ -38,18 +33,14 @@ class Scope:
         outer: "Scope | None" = None,
         rows: Sequence[int] | None = None,
     ) -> None:
-        """Make the scope of a call for some requests.
+        """Make the scope of a call for some requests, or for what makes them.
 
-        Args:
-            source: The requests, or what makes them: a server does not make them before somebody asks.
-            sizes: See the attribute.
-            unbatched: See the attribute.
-            outer: The scope that this one is a part of, which is asked for the requests.
-            rows: The indices of the rows of `outer` that this one covers.
+        A server does not make them before somebody asks. A scope that is part of `outer` asks that one for the
+        requests, of whose rows it covers those with the indices `rows`.
         """
         self._source = source
-        self.sizes = sizes
-        self.unbatched = unbatched
+        self.sizes = sizes  # the rows of each request; None where nobody has counted them
+        self.unbatched = unbatched  # names of inputs that have no batch axis any more, because `@first_value` took it
         self._outer = outer
         self._rows = rows
         self._found: list[Any] | None = None

@@ -57,28 +57,20 @@ Relay = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any], list[int], Ca
 
 @dataclass(frozen=True)
 class DecoratorTraits:
-    """What a decorator does besides its plans, and what is known of the arguments that it passes on.
+    """What a decorator does besides its plans, and what is known of the arguments that it passes on."""
 
-    Attributes:
-        name: Name of the decorator, for errors.
-        redecorate: Decorates in the same way, for pickle: a function of a module, or `picklable` of one.
-        convert_signature: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
-        batch_call: Makes calls for whole batches, without an object for each request. The decorated callable offers it
-            as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
-        relay: Passes such calls on to the callable below, if that offers them.
-        unpacks_requests: Whether it takes requests and passes on their inputs by name.
-        added_arguments: Names of keyword arguments that it adds.
-        filled_inputs: Names of inputs that it adds where the caller has left them out.
-    """
-
-    name: str
+    name: str  # name of the decorator, for errors
+    # Decorates in the same way, for pickle: a function of a module, or `picklable` of one.
     redecorate: Callable[[Any], Any]
+    # Makes the signature that `inspect.signature` shows; None shows that of the callable below.
     convert_signature: SignatureConverter | None = None
+    # Makes calls for whole batches, without an object for each request. The decorated callable offers it as
+    # `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
     batch_call: BatchCall | None = None
-    relay: Relay | None = None
-    unpacks_requests: bool = False
-    added_arguments: tuple[str, ...] = ()
-    filled_inputs: tuple[str, ...] = ()
+    relay: Relay | None = None  # passes such calls on to the callable below, if that offers them
+    unpacks_requests: bool = False  # whether it takes requests and passes on their inputs by name
+    added_arguments: tuple[str, ...] = ()  # names of keyword arguments that it adds
+    filled_inputs: tuple[str, ...] = ()  # names of inputs that it adds where the caller has left them out
 
     def without_batch_calls(self) -> "DecoratorTraits":
         """Return the same for a callable that does not offer calls for whole batches."""
@@ -87,27 +79,14 @@ class DecoratorTraits:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decorator on a callable.
+    """A decorator on a callable."""
 
-    Attributes:
-        traits: What it does to the arguments.
-        below: That callable, bound to its object where it is a method; `None` where it is not known to which object.
-    """
-
-    traits: DecoratorTraits
-    below: Any
+    traits: DecoratorTraits  # what it does to the arguments
+    below: Any  # that callable, bound to its object where it is a method; `None` where it is not known to which object
 
 
 def decorator(prepare: Prepare, traits: DecoratorTraits) -> Callable[[Any], Any]:
-    """Make a decorator.
-
-    Args:
-        prepare: Makes the plan of each call.
-        traits: All else about the decorator.
-
-    Returns:
-        A function that takes a callable of any kind and returns it decorated.
-    """
+    """Make a decorator for callables of any kind: `prepare` makes the plan of each call."""
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = prepare(wrapped, instance, args, kwargs)

@@ -56,19 +56,13 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the function returns, or yields.
+    """What the function returns, or yields."""
 
-    Attributes:
-        form: Whether it is one value, a mapping from names, or an object with attributes of their names.
-        values: The outputs by name.
-        kind: The class of the mapping or object; None of one value.
-        left_out: Names of those that the mapping may lack.
-    """
-
+    # Whether it is one value, a mapping from names, or an object with attributes of their names.
     form: Literal["value", "mapping", "object"]
-    values: Mapping[str, Value]
-    kind: Any = None
-    left_out: frozenset[str] = frozenset()
+    values: Mapping[str, Value]  # the outputs by name
+    kind: Any = None  # the class of the mapping or object; None of one value
+    left_out: frozenset[str] = frozenset()  # names of those that the mapping may lack
 
     def to_arrays(self, result: Any, model: str) -> dict[str, Any]:
         """Return the arrays of the outputs by name; a result that does not match the hints is an error."""
@@ -263,9 +257,8 @@ def _cost_error(why: str, cost: Any, shown: str) -> PyTritonBadParameterError:
 def _with_long_outputs(cost: Cost, arguments: Mapping[str, Value], outputs: Mapping[str, Value], shown: str) -> Cost:
     """Return a cost with the outputs that are as long as the input, as names of sizes say.
 
-    Raises:
-        PyTritonBadParameterError: An output shares a size with a padded input in another way, so that what a caller
-            gets would depend on the requests of others.
+    It refuses an output that shares a size with a padded input in another way: what a caller gets would depend on the
+    requests of others.
     """
     lengths = [_free_sizes(arguments[name]) for name in cost.names]
     padded = {size for value in arguments.values() for size in _free_sizes(value) if isinstance(size, str)}
@@ -333,8 +326,7 @@ def _bad_target(target: Any, why: str) -> PyTritonBadParameterError:
 def _resolved(function: Any, shown: str) -> dict[str, Any]:
     """Return the hints of a function, also those that are written as strings.
 
-    Raises:
-        PyTritonBadParameterError: One cannot be read. Its cause is a `NameError` where a name has no value so far.
+    The cause of the error for one that cannot be read is a `NameError` where a name has no value so far.
     """
     try:
         return typing.get_type_hints(function, include_extras=True)

@@ -32,24 +32,17 @@ _KINDS = {"b": "a bool", "i": "an int", "u": "an int", "f": "a number"}
 
 @dataclass(frozen=True)
 class Value:
-    """What a hint says about an argument or an output.
+    """What a hint says about an argument or an output."""
 
-    Attributes:
-        form: Whether it is one number or string, a list of them, an array; or a dictionary or a list of dictionaries,
-            which travel as the text of JSON.
-        dtype: The element type, as `Tensor` takes it.
-        dims: Its axes: a size, or -1 or a name for one that may vary; the first is that of the batch where `batched`.
-        batched: Whether it holds all samples of a batch.
-        shown: The hint as text.
-        optional: Whether it may be left out.
-    """
-
+    # Whether it is one number or string, a list of them, an array; or a dictionary or a list of dictionaries, which
+    # travel as the text of JSON.
     form: Form
-    dtype: Any
+    dtype: Any  # the element type, as `Tensor` takes it
+    # Its axes: a size, or -1 or a name for one that may vary; the first is that of the batch where `batched`.
     dims: tuple[int | str, ...]
-    batched: bool
-    shown: str
-    optional: bool = False
+    batched: bool  # whether it holds all samples of a batch
+    shown: str  # the hint as text
+    optional: bool = False  # whether it may be left out
 
     def tensor(self, name: str) -> Tensor:
         """Return the description of the input or output for Triton."""

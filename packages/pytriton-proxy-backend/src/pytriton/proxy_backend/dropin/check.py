@@ -69,15 +69,10 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        level: What it means.
-        text: What was found, and what to do about it.
-    """
-
-    level: Level
-    text: str
+    level: Level  # what it means
+    text: str  # what was found, and what to do about it
 
 
 def check_model(model: DropInModel, *, server: Path | None = None, url: str | None = None) -> list[Finding]:

@@ -41,15 +41,10 @@ __all__ = ["TritonPythonModel"]
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How Triton batches for a model.
+    """How Triton batches for a model."""
 
-    Attributes:
-        max_queue_delay_us: How long a request may wait for others to share its batch, in microseconds.
-        preferred_sizes: Sizes of batches that are sent without waiting for more.
-    """
-
-    max_queue_delay_us: int = 0
-    preferred_sizes: Sequence[int] = ()
+    max_queue_delay_us: int = 0  # how long a request may wait for others to share its batch, in microseconds
+    preferred_sizes: Sequence[int] = ()  # sizes of batches that are sent without waiting for more
 
 
 def native_files(model: ModelSpec, settings: ProxySettings, batching: Batching, library: Path) -> dict[str, bytes]:

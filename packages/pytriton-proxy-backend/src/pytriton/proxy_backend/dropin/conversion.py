@@ -40,23 +40,14 @@ _TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[A-Za-z_
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What is to be converted, and into what.
+    """What is to be converted, and into what."""
 
-    Attributes:
-        source: The folder of the model.
-        target: The folder to be, whose name is the new model's.
-        supervisor: The socket where processes are asked for.
-        attach_timeout_s: How long a load, or a request, waits where nobody listens there, in seconds.
-        library: The native library.
-        made_by: The version of this distribution.
-    """
-
-    source: Path
-    target: Path
-    supervisor: Path
-    attach_timeout_s: float
-    library: Path
-    made_by: str
+    source: Path  # the folder of the model
+    target: Path  # the folder to be, whose name is the new model's
+    supervisor: Path  # the socket where processes are asked for
+    attach_timeout_s: float  # how long a load, or a request, waits where nobody listens there, in seconds
+    library: Path  # the native library
+    made_by: str  # the version of this distribution
 
 
 class _Value(NamedTuple):

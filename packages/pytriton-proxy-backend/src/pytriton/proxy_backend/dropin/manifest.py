@@ -26,25 +26,17 @@ _LINK = "link:"
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder of a model repository is.
+    """What a folder of a model repository is."""
 
-    Attributes:
-        name: The model.
-        flavour: "native" or "python", after the proxy; "hosts" for a model written for Triton's Python backend.
-        endpoints: Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model; for
-            "hosts" where processes are asked for.
-        made_by: The version of this distribution that wrote it last.
-        protocol: Major and minor version of the protocol that its proxy speaks.
-        machine: The architecture that its library is for; empty for the Python proxy.
-        files: The SHA-256 of every file but the manifest, or where a link leads, by its path in the folder.
-    """
-
-    name: str
-    flavour: str
+    name: str  # the model
+    flavour: str  # "native" or "python", after the proxy; "hosts" for a model written for Triton's Python backend
+    # Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model; for "hosts" where
+    # processes are asked for.
     endpoints: Mapping[int, str]
-    made_by: str
-    protocol: tuple[int, int]
-    machine: str
+    made_by: str  # the version of this distribution that wrote it last
+    protocol: tuple[int, int]  # major and minor version of the protocol that its proxy speaks
+    machine: str  # the architecture that its library is for; empty for the Python proxy
+    # The SHA-256 of every file but the manifest, or where a link leads, by its path in the folder.
     files: Mapping[str, str] = field(default_factory=dict)
 
     def files_of(self, version: int) -> list[str]:

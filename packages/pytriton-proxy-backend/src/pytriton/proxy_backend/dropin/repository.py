@@ -46,17 +46,11 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL)
 
 @dataclass(frozen=True)
 class DropInModel:
-    """A folder of a model repository that is ours.
+    """A folder of a model repository that is ours."""
 
-    Attributes:
-        path: The folder.
-        manifest: What was written when, `None` where the manifest itself cannot be read.
-        edits: In words, where the folder differs from its manifest; empty if nowhere.
-    """
-
-    path: Path
-    manifest: Manifest | None
-    edits: tuple[str, ...]
+    path: Path  # the folder
+    manifest: Manifest | None  # what was written when, `None` where the manifest itself cannot be read
+    edits: tuple[str, ...]  # in words, where the folder differs from its manifest; empty if nowhere
 
 
 def add_model(

@@ -42,37 +42,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PythonModel:
-    """A model that Triton has announced.
-
-    Attributes:
-        name: Its name.
-        version: Its version.
-        folder: Its folder, that of `config.pbtxt`.
-        file: Its `model.py`.
-        config: Its configuration, as JSON.
-        completes: Whether the configuration is to be completed.
-        launch: How its hosts are started.
-    """
+    """A model that Triton has announced."""
 
     name: str
     version: int
-    folder: Path
-    file: Path
-    config: str
-    completes: bool
-    launch: Launch
+    folder: Path  # its folder, that of `config.pbtxt`
+    file: Path  # its `model.py`
+    config: str  # its configuration, as JSON
+    completes: bool  # whether the configuration is to be completed
+    launch: Launch  # how its hosts are started
 
     @classmethod
     def announced(cls, fields: tuple[str, ...], environments: Environments) -> PythonModel:
-        """Read the fields of `FrameKind.MODEL`.
-
-        Args:
-            fields: The fields.
-            environments: Where interpreters come from that the model names.
-
-        Raises:
-            ModelRefused: It cannot be loaded.
-        """
+        """Read the fields of `FrameKind.MODEL`; raises `ModelRefused` if the model cannot be loaded."""
         name, version, folder, config, _, completes, backend, backend_folder = fields
         described = json.loads(config)
         parameters = {name: each.get("string_value", "") for name, each in described.get("parameters", {}).items()}
@@ -99,11 +81,7 @@ class PythonModel:
         return sum(counts) > 1
 
     def spec(self, config: str) -> ModelSpec:
-        """Return what the proxy backend is told of the model.
-
-        Args:
-            config: Its configuration, completed.
-        """
+        """Return what the proxy backend is told of the model, whose configuration is completed."""
         return python_model_spec(self.name, self.version, json.loads(config))
 
     def completion_job(self, log_level: int) -> PythonModelJob:
@@ -115,15 +93,7 @@ class PythonModel:
         return self._job(log_level, serve=serving)
 
     def serving(self, config: str, instance: str, kind: str, device: str, endpoint: str) -> PythonModelServing:
-        """Describe one instance.
-
-        Args:
-            config: The model's configuration, completed.
-            instance: The instance's name.
-            kind: CPU, GPU or MODEL.
-            device: The number of its device.
-            endpoint: Where the proxy backend listens for it.
-        """
+        """Describe one instance, whose kind is CPU, GPU or MODEL."""
         args = {
             "model_config": config,
             "model_instance_kind": kind,
@@ -149,30 +119,16 @@ class PythonModel:
 
 @dataclass(frozen=True)
 class IdleRule:
-    """When the process of an instance ends because nobody calls it, and how long requests then wait for it.
+    """When the process of an instance ends because nobody calls it, and how long requests then wait for it."""
 
-    Attributes:
-        idle_timeout_s: After so long without a request, in seconds; `None` is never.
-        attach_timeout_s: How long a request waits for the process, in seconds, as far as the model itself says it.
-        why_not: Why the instance stays awake although the others of its supervisor sleep; `None` where that is as it
-            should be.
-    """
-
-    idle_timeout_s: float | None
-    attach_timeout_s: float
+    idle_timeout_s: float | None  # after so long without a request, in seconds; `None` is never
+    attach_timeout_s: float  # how long a request waits for the process, in seconds, as far as the model itself says it
+    # Why the instance stays awake although the others of its supervisor sleep; `None` where that is as it should be.
     why_not: str | None = None
 
     @classmethod
     def of(cls, config: str, default_s: float | None) -> IdleRule:
-        """Read the rule of a model.
-
-        Args:
-            config: Its configuration, completed.
-            default_s: What counts where the model says nothing, in seconds; `None` is never.
-
-        Raises:
-            ModelRefused: The parameter is no number of seconds, or the model cannot sleep.
-        """
+        """Read the rule of a model, or take `default_s` where it says nothing; `None` is never."""
         fields = json.loads(config)
         text = ((fields.get("parameters") or {}).get(IDLE_PARAMETER) or {}).get("string_value")
         attach_s = float(_own_settings(fields).get("attach_timeout_s", ProxySettings.attach_timeout_s))
@@ -196,12 +152,7 @@ class IdleRule:
 def settings_text(config: str, endpoint: Path) -> str:
     """Return what the library inside tritonserver must know and cannot read from its own file, in the form of that.
 
-    Args:
-        config: The model's configuration, completed.
-        endpoint: What the endpoints of its instances begin with.
-
-    Raises:
-        ModelRefused: A parameter of ours has a value that is not acceptable, or is none that this version knows.
+    It refuses a parameter of ours that this version does not know, or that has no acceptable value.
     """
     fields = json.loads(config)
     decoupled = is_decoupled(fields)

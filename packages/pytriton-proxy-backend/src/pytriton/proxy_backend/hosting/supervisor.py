@@ -62,40 +62,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Loaded:
-    """A model whose instances may be asked for.
-
-    Attributes:
-        model: The model.
-        config: Its configuration, completed.
-        idle: When the hosts of its instances sleep.
-        spare: The host that has completed the configuration, until an instance takes it.
-        numbers: Numbers for its hosts.
-    """
+    """A model whose instances may be asked for."""
 
     model: PythonModel
-    config: str
-    idle: IdleRule
-    spare: HostProcess | None
-    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    config: str  # its configuration, completed
+    idle: IdleRule  # when the hosts of its instances sleep
+    spare: HostProcess | None  # the host that has completed the configuration, until an instance takes it
+    numbers: itertools.count[int] = field(default_factory=itertools.count)  # numbers for its hosts
 
 
 @dataclass(frozen=True)
 class ServingHost:
-    """A host that has served its instance, for those who count.
+    """A host that has served its instance, for those who count."""
 
-    Attributes:
-        model_name: The model.
-        model_version: Its version.
-        decoupled: Whether a request of it may get any number of responses.
-        number: Which of the model's hosts it is, from 0 on.
-        host: Its processes, one after the other.
-    """
-
-    model_name: str
-    model_version: int
-    decoupled: bool
-    number: int
-    host: HostProcess
+    model_name: str  # the model
+    model_version: int  # its version
+    decoupled: bool  # whether a request of it may get any number of responses
+    number: int  # which of the model's hosts it is, from 0 on
+    host: HostProcess  # its processes, one after the other
 
 
 class HostSupervisor:
@@ -104,11 +88,8 @@ class HostSupervisor:
     def __init__(self, folder: Path, advice: str = "", *, idle_timeout_s: float | None = None) -> None:
         """Prepare it; nothing happens before `start`.
 
-        Args:
-            folder: Where its socket shall lie.
-            advice: What to do where the socket cannot be made, for the error.
-            idle_timeout_s: After so long without a request, in seconds, the host of an instance sleeps whose model says
-                nothing about that; `None` is never.
+        Its socket will lie in `folder`; `advice` ends the error if it cannot. The host of an instance sleeps after
+        `idle_timeout_s` seconds without a request if its model says nothing about that.
         """
         self._folder = folder
         self._advice = advice

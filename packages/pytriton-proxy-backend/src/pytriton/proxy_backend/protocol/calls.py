@@ -18,20 +18,14 @@ _ANSWERS = (messages.RESPONSE, messages.FAIL, messages.RESULT)
 
 
 class CallsProtocol(Generic[B]):
-    """The state of a connection for calls. Not thread-safe, apart from `segments.released`.
-
-    Attributes:
-        state: Of the connection.
-        welcome: What the proxy backend said; there once `state` is ATTACHED.
-        segments: Those of the proxy backend.
-        calls: The calls that are under way, each with the place of its record where the proxy backend still has it.
-    """
+    """The state of a connection for calls. Not thread-safe, apart from `segments.released`."""
 
     def __init__(self, hello: Hello, free: Callable[[B], object]) -> None:
         """Begin a connection."""
-        self.state = State.GREETING
-        self.welcome: Welcome
-        self.segments = PeerSegments(0)
+        self.state = State.GREETING  # of the connection
+        self.welcome: Welcome  # what the proxy backend said; there once `state` is ATTACHED
+        self.segments = PeerSegments(0)  # those of the proxy backend
+        # The calls that are under way, each with the place of its record where the proxy backend still has it.
         self.calls: dict[int, Place | None] = {}
         self._hello = hello
         self._free = free

@@ -18,67 +18,43 @@ from .segments import Block, PeerSegments, Place, State
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSettings(ServingSettings):
-    """What an endpoint must know of its model.
+    """What an endpoint must know of its model."""
 
-    Attributes:
-        model_name: The model.
-        model_version: Its version.
-        batching: Whether tensors have a batch axis in front.
-        decoupled: Whether a request may get any number of responses.
-        tensors_digest: `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
-    """
-
-    model_name: str
-    model_version: int
-    batching: bool
-    decoupled: bool
+    model_name: str  # the model
+    model_version: int  # its version
+    batching: bool  # whether tensors have a batch axis in front
+    decoupled: bool  # whether a request may get any number of responses
+    # `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
     tensors_digest: str = ""
 
 
 class SentBatch:
-    """A batch as the protocol sees it.
-
-    Attributes:
-        number: What it is called at its worker; another one at each. 0 before it was for any.
-        block: Where its record is, while the worker may read it there.
-        active_at: When it was sent or last answered, on the clock of `time.monotonic`.
-        is_expired: Whether its time was over.
-    """
+    """A batch as the protocol sees it."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self.block: Any = None
-        self.active_at = 0.0
-        self.is_expired = False
+        self.number = 0  # What it is called at its worker; another one at each. 0 before it was for any.
+        self.block: Any = None  # where its record is, while the worker may read it there
+        self.active_at = 0.0  # when it was sent or last answered, on the clock of `time.monotonic`
+        self.is_expired = False  # whether its time was over
 
 
 T = TypeVar("T", bound=SentBatch)
 
 
 class ProxyProtocol(Generic[T]):
-    """The state of one worker's connection. Not thread-safe, apart from `segments.released`.
-
-    Attributes:
-        state: Of the connection.
-        hello: What the worker said of itself; there once `greet` has returned.
-        segments: Those of the worker.
-        in_flight: The batches that it has, by number.
-        lent: The blocks that the worker reads, with their batches, by place.
-        refusal: Why the worker was refused; empty where it was not.
-        silent_since: Since when nothing came from it, after a batch of its took too long; `None` where that is not so.
-        acknowledgement_due: Whether the worker is to get blocks of its memory back at once.
-    """
+    """The state of one worker's connection. Not thread-safe, apart from `segments.released`."""
 
     def __init__(self, settings: EndpointSettings, free: Callable[[Block], object]) -> None:
         """Wait for a greeting."""
-        self.state = State.GREETING
-        self.hello: Hello
-        self.segments = PeerSegments(settings.arena_budget_bytes)
-        self.in_flight: dict[int, T] = {}
-        self.lent: dict[Place, tuple[Block, T]] = {}
-        self.refusal = ""
+        self.state = State.GREETING  # of the connection
+        self.hello: Hello  # what the worker said of itself; there once `greet` has returned
+        self.segments = PeerSegments(settings.arena_budget_bytes)  # those of the worker
+        self.in_flight: dict[int, T] = {}  # the batches that it has, by number
+        self.lent: dict[Place, tuple[Block, T]] = {}  # the blocks that the worker reads, with their batches, by place
+        self.refusal = ""  # why the worker was refused; empty where it was not
+        # Since when nothing came from it, after a batch of its took too long; `None` where that is not so.
         self.silent_since: float | None = None
-        self.acknowledgement_due = False
+        self.acknowledgement_due = False  # whether the worker is to get blocks of its memory back at once
         self._settings = settings
         self._free = free
         self._consumed = 0

@@ -36,19 +36,13 @@ class State(enum.Enum):
 
 
 class PeerSegments:
-    """What of a peer's memory may be named.
-
-    Attributes:
-        budget: Bytes that all segments may have together.
-        sizes: The size of each segment by its number, in bytes.
-        held: The blocks of batches that somebody here may use.
-        released: Where blocks are put that nobody here uses any more, from any thread; the peer is to be told.
-    """
+    """What of a peer's memory may be named."""
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.sizes: dict[int, int] = {}
-        self.held: set[Place] = set()
+        self.budget = budget  # bytes that all segments may have together
+        self.sizes: dict[int, int] = {}  # the size of each segment by its number, in bytes
+        self.held: set[Place] = set()  # the blocks of batches that somebody here may use
+        # Where blocks are put that nobody here uses any more, from any thread; the peer is to be told.
         self.released: collections.deque[Place] = collections.deque()
 
     def take_released(self) -> Place:

@@ -24,57 +24,34 @@ B = TypeVar("B", bound=Block)
 
 
 class WorkerProtocol(Generic[B]):
-    """The state of a worker's connection. Not thread-safe, apart from `detach` and `segments.released`.
-
-    Attributes:
-        state: Of the connection.
-        welcome: What the proxy backend said; there once `state` is ATTACHED.
-        segments: Those of the proxy backend.
-        batches: The input block of each batch that is not done; `None` where that went back already, or where the
-            record came with the message, see `python_proxy.protocol`.
-        unacknowledged: Blocks of responses that the proxy backend has not read yet, oldest first.
-        consumed: How many responses it has read.
-        paused: The requests of each batch whose callers do not take their responses for now.
-        resumptions: What to call when a batch that pauses may go on.
-        is_woken: Whether a batch waits, of a worker that is asleep.
-    """
+    """The state of a worker's connection. Not thread-safe, apart from `detach` and `segments.released`."""
 
     def __init__(self, hello: Hello, free: Callable[[B], object]) -> None:
-        """Begin a connection.
-
-        Args:
-            hello: What the worker says of itself.
-            free: Called with each block of a response that the proxy backend has read.
-        """
-        self.state = State.GREETING
-        self.welcome: Welcome
-        self.segments = PeerSegments(0)
+        """Begin a connection; `free` is called with each block of a response that the proxy backend has read."""
+        self.state = State.GREETING  # of the connection
+        self.welcome: Welcome  # what the proxy backend said; there once `state` is ATTACHED
+        self.segments = PeerSegments(0)  # those of the proxy backend
+        # The input block of each batch that is not done; `None` where that went back already, or where the record came
+        # with the message, see `python_proxy.protocol`.
         self.batches: dict[int, Place | None] = {}
+        # Blocks of responses that the proxy backend has not read yet, oldest first.
         self.unacknowledged: collections.deque[B] = collections.deque()
-        self.consumed = 0
+        self.consumed = 0  # how many responses it has read
+        # The requests of each batch whose callers do not take their responses for now.
         self.paused: dict[int, set[int]] = {}
-        self.resumptions: dict[int, Callable[[], object]] = {}
-        self.is_woken = False
+        self.resumptions: dict[int, Callable[[], object]] = {}  # what to call when a batch that pauses may go on
+        self.is_woken = False  # whether a batch waits, of a worker that is asleep
         self._hello = hello
         self._free = free
 
     # ---- what comes -------------------------------------------------------------------------------------------------
 
     def receive(self, packet: Buffer, size: int, descriptors: int = 0) -> Header:
-        """Take a packet that lies at the begin of a buffer: check it, and note what it says.
+        """Take a packet of `size` bytes that lies at the begin of a buffer, and return its header.
 
-        Args:
-            packet: The buffer.
-            size: Bytes of the packet.
-            descriptors: How many came with it.
-
-        Returns:
-            Its header. The transport maps a SEGMENT, unmaps a SEGMENT_CLOSE, reads the record of a BATCH, tells of a
-            CANCEL, and closes the connection where `state` is CLOSED.
-
-        Raises:
-            ProtocolError: If the connection cannot go on.
-            AttachError: If the proxy backend refuses this worker.
+        It is checked, and what it says is noted. The transport maps a SEGMENT, unmaps a SEGMENT_CLOSE, reads the record
+        of a BATCH, tells of a CANCEL, and closes the connection where `state` is CLOSED. `ProtocolError` means that the
+        connection cannot go on, `AttachError` that the proxy backend refuses this worker.
         """
         if self.state is State.GREETING:
             self._take_answer(packet, size)
@@ -131,8 +108,7 @@ class WorkerProtocol(Generic[B]):
     def acknowledge(self, consumed: int) -> None:
         """Take note that the proxy backend has read so many responses.
 
-        Raises:
-            ProtocolError: If so many were not sent.
+        Raises `ProtocolError` if so many were not sent.
         """
         waiting = self.unacknowledged
         while self.consumed < consumed and waiting:
@@ -164,17 +140,10 @@ class WorkerProtocol(Generic[B]):
     def respond(
         self, number: int, block: B, length: int, *, done: bool, executing: bool = False
     ) -> tuple[bytes, list[bytes]]:
-        """Answer a batch with a record of `length` bytes in a block of this side.
+        """Return RESPONSE, and what is to be sent before it.
 
-        Args:
-            number: The batch.
-            block: Where the record is.
-            length: Its bytes.
-            done: Whether nothing more comes for the batch.
-            executing: Whether `executed` is still to follow.
-
-        Returns:
-            RESPONSE, and what is to be sent before it.
+        It answers a batch with a record of `length` bytes in a block. Nothing more comes for a batch that is `done`;
+        where it is `executing`, `executed` is still to follow.
         """
         flags, before = self._settle(number, done)
         if executing and done:
@@ -183,11 +152,7 @@ class WorkerProtocol(Generic[B]):
         return pack_response(number, block.segment, block.offset, length, flags), before
 
     def fail(self, number: int, code: int, text: str) -> tuple[bytes, list[bytes]]:
-        """End a batch with an error for each request that has no answer yet.
-
-        Returns:
-            FAIL, and what is to be sent before it.
-        """
+        """Return FAIL, which ends a batch with an error for each open request, and what is to be sent before it."""
         flags, before = self._settle(number, True)
         return messages.pack_fail(number, code, text, flags), before
 

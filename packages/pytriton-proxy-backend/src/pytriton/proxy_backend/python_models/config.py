@@ -21,10 +21,9 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Return numpy's type of a data type of a configuration, such as `TYPE_FP32`.
+    """Return numpy's type of a data type such as `TYPE_FP32`.
 
-    Raises:
-        KeyError: There is none, as for `TYPE_BF16`.
+    Raises `KeyError` where there is none, as for `TYPE_BF16`.
     """
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
@@ -84,11 +83,7 @@ class ModelConfig:
         return str(self._model_config["name"])
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the largest batch.
-
-        Raises:
-            ValueError: The configuration has a larger one.
-        """
+        """Set the largest batch; raises `ValueError` if the configuration has a larger one."""
         given = self._model_config["max_batch_size"]
         if given > max_batch_size:
             raise ValueError(
@@ -100,8 +95,7 @@ class ModelConfig:
     def set_dynamic_batching(self) -> None:
         """Have Triton's dynamic batcher make the batches.
 
-        Raises:
-            ValueError: The configuration has another scheduler.
+        Raises `ValueError` if the configuration has another scheduler.
         """
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
@@ -112,25 +106,14 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:
-        """Add an input, or complete one of the same name.
+        """Add an input of `name`, `data_type`, `dims` and perhaps `optional`, or complete one of the same name.
 
-        Args:
-            input: Its `name`, `data_type` and `dims`, and `optional` where a request may leave it out.
-
-        Raises:
-            ValueError: There is another property or one is missing, or the configuration says otherwise.
+        Raises `ValueError` if a property is missing or unknown, or the configuration says otherwise.
         """
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Add an output, or complete one of the same name.
-
-        Args:
-            output: Its `name`, `data_type` and `dims`.
-
-        Raises:
-            ValueError: There is another property or one is missing, or the configuration says otherwise.
-        """
+        """Add an output of `name`, `data_type` and `dims`, or complete one of its name. Raises as `add_input` does."""
         self._add("output", output, ("name", "data_type", "dims"))
 
     def _add(self, side: str, tensor: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -166,14 +149,7 @@ class ModelConfig:
         given.update(tensor)
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Set whether a request may have any number of responses.
-
-        Args:
-            transaction_policy_dict: `decoupled`, true or false.
-
-        Raises:
-            ValueError: There is another property, or the configuration says otherwise.
-        """
+        """Set whether a request may have many responses: `decoupled`, true or false. Raises as `add_input` does."""
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "

@@ -46,8 +46,7 @@ class PythonModelError(ProxyBackendError):
 def text_of(value: Any, what: str) -> str:
     """Return a text that a model gives, which may be bytes, as an element of a string tensor is.
 
-    Raises:
-        TypeError: It is something else, or has the half of a surrogate pair, which cannot be sent.
+    Raises `TypeError` if it is something else, or has the half of a surrogate pair, which cannot be sent.
     """
     if isinstance(value, str):
         if not is_utf8(value):

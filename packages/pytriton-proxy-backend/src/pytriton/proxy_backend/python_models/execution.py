@@ -167,13 +167,7 @@ class Bell:
 
 
 class ModelService(Service):
-    """What all batches of a Python model have in common.
-
-    Attributes:
-        state: What those who answer must know.
-        bell: Wakes the thread that waits for batches.
-        has_late: Whether a request was open when `execute` had returned: others answer it, from other threads.
-    """
+    """What all batches of a Python model have in common."""
 
     sink: Sink
 
@@ -190,8 +184,10 @@ class ModelService(Service):
         super().__init__(self._call_lane, model, (), counters)
         self.checker = OutputTaker()  # type: ignore[assignment]
         self.columns_func = self._call_lane
+        # What those who answer must know.
         self.state = SenderContext(name, model.decoupled, self.writer, self.counters, self.failures, outputs)
-        self.bell = Bell()
+        self.bell = Bell()  # wakes the thread that waits for batches
+        # Whether a request was open when `execute` had returned: others answer it, from other threads.
         self.has_late = False
         self.loop = CoroutineLoop()
         self._execute = execute
@@ -255,13 +251,9 @@ class ModelService(Service):
 
 
 class Execution:
-    """What happens to one batch, from the call to the last answer that the call gives.
+    """What happens to one batch, from the call to the last answer that the call gives."""
 
-    Attributes:
-        failure: What the worker cannot go on after: nothing.
-    """
-
-    failure: BaseException | None = None
+    failure: BaseException | None = None  # what the worker cannot go on after: nothing
 
     __slots__ = ("_batch", "_called", "_service")
 

@@ -38,13 +38,9 @@ _CLASS = "TritonPythonModel"
 
 
 class Parent(Protocol):
-    """The process that has started this one, see `process.messages`.
+    """The process that has started this one, see `process.messages`."""
 
-    Attributes:
-        counters: Where it reads what the worker does.
-    """
-
-    counters: Counters
+    counters: Counters  # where it reads what the worker does
 
     def send(self, kind: str, **fields: object) -> object:
         """Send it a message."""

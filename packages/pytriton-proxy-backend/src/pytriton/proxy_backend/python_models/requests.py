@@ -61,12 +61,7 @@ class InferenceTrace:
     __slots__ = ("_context", "parent")
 
     def __init__(self, context: str = "", parent: tuple[int, int] = (0, 0)) -> None:
-        """Begin.
-
-        Args:
-            context: Its W3C trace context as a JSON text.
-            parent: The number of the batch, and the place of the request in it; 0 is no batch.
-        """
+        """Begin with a W3C trace context as a JSON text, and the number of the batch with the request's place in it."""
         self._context = context
         self.parent = parent
 
@@ -300,14 +295,7 @@ def _whole(value: Any, what: str, least: int, most: int) -> int:
 
 
 def make_request(batch: OpenBatch, load: Callable[[], Batch], index: int, inputs: dict[str, Array]) -> InferenceRequest:
-    """Make a request of a batch.
-
-    Args:
-        batch: The batch with its open requests.
-        load: Gives the batch.
-        index: The request's place in it.
-        inputs: The request's inputs by name.
-    """
+    """Make the request at place `index` of a batch, which `load` gives."""
     made = _new_request(InferenceRequest)
     made._batch = batch
     made._load = load

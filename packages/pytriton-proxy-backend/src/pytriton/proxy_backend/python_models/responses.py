@@ -17,11 +17,7 @@ class ReceivedParameters(dict[str, ParameterValue]):
 
 
 def checked_parameters(parameters: Any) -> Mapping[str, ParameterValue]:
-    """Check the parameters that a model gives; `None` is none.
-
-    Raises:
-        TritonModelException: If they are no dictionary of text to bool, int or text.
-    """
+    """Check the parameters that a model gives, a dictionary of text to bool, int or text; `None` is none."""
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
@@ -137,14 +133,7 @@ def output_names(response: InferenceResponse) -> list[str]:
 def response_data(
     request: int, response: InferenceResponse | None, wanted: Sequence[str], *, final: bool
 ) -> ResponseData:
-    """Return a response as it is sent.
-
-    Args:
-        request: The request's place in its batch.
-        response: What the model made; `None` where it only ends the stream.
-        wanted: The outputs that are wanted.
-        final: Whether nothing more comes for the request.
-    """
+    """Return a response as it is sent; `None` where the model only ends the stream."""
     if response is None:
         return ResponseData(request, empty=True)
     error = response._error

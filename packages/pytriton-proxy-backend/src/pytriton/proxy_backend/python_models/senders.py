@@ -28,15 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where the responses to batches go. What it does is done under the lock of its `SenderContext`.
+    """Where the responses to batches go. What it does is done under the lock of its `SenderContext`."""
 
-    Attributes:
-        can_reschedule: Whether a request may go back to Triton's scheduler.
-        can_continue: Whether more may come after an error.
-    """
-
-    can_reschedule: bool
-    can_continue: bool
+    can_reschedule: bool  # whether a request may go back to Triton's scheduler
+    can_continue: bool  # whether more may come after an error
 
     def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
         """Write a record and send it, see `ResponseSink`; `executing` says that `executed` follows."""
@@ -52,17 +47,7 @@ class Sink(Protocol):
 
 
 class SenderContext:
-    """What all batches of a model have in common.
-
-    Attributes:
-        name: What errors call the model: the name of its instance.
-        decoupled: Whether a request may get any number of responses.
-        writer: Lays the responses out.
-        declared: The outputs that its configuration has.
-        counters: Where it is counted what happens.
-        failures: Which failures are written to the log.
-        lock: Held by whoever sends, or changes the state of a batch.
-    """
+    """What all batches of a model have in common."""
 
     __slots__ = ("_has_told", "counters", "declared", "decoupled", "failures", "lock", "name", "writer")
 
@@ -75,14 +60,14 @@ class SenderContext:
         failures: FailureLog,
         declared: Iterable[str],
     ) -> None:
-        self.name = name
-        self.declared = frozenset(declared)
+        self.name = name  # what errors call the model: the name of its instance
+        self.declared = frozenset(declared)  # the outputs that its configuration has
         self._has_told = False
-        self.decoupled = decoupled
-        self.writer = writer
-        self.counters = counters
-        self.failures = failures
-        self.lock = threading.Lock()
+        self.decoupled = decoupled  # whether a request may get any number of responses
+        self.writer = writer  # lays the responses out
+        self.counters = counters  # where it is counted what happens
+        self.failures = failures  # which failures are written to the log
+        self.lock = threading.Lock()  # held by whoever sends, or changes the state of a batch
 
     def note_outputs(self, names: Iterable[str]) -> None:
         """Warn once of outputs that the configuration lacks; like Triton's Python backend, nobody gets them."""

@@ -28,16 +28,11 @@ class Phase(enum.Enum):
 
 
 class Server:
-    """The server, as the model of this process sees it. Thread-safe.
-
-    Attributes:
-        phase: How far the model is.
-        name: What errors call the model: the name of its instance.
-    """
+    """The server, as the model of this process sees it. Thread-safe."""
 
     def __init__(self) -> None:
-        self.phase = Phase.LOADING
-        self.name = ""
+        self.phase = Phase.LOADING  # how far the model is
+        self.name = ""  # what errors call the model: the name of its instance
         self._endpoint: Path | None = None
         self._label = ""
         self._calls: Calls | None = None

@@ -38,15 +38,10 @@ class KeysMissingError(ProxyBackendError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveKeys:
-    """The keys of a worker: it proves who it is, and knows whom it talks to.
+    """The keys of a worker: it proves who it is, and knows whom it talks to."""
 
-    Attributes:
-        secret_key_file: Its own key pair, `<name>.key_secret`, which nobody else may read.
-        server_key_file: The public key of the proxy, `<name>.key`.
-    """
-
-    secret_key_file: Path
-    server_key_file: Path
+    secret_key_file: Path  # its own key pair, `<name>.key_secret`, which nobody else may read
+    server_key_file: Path  # the public key of the proxy, `<name>.key`
 
 
 def check_secret_file(path: Path) -> None:

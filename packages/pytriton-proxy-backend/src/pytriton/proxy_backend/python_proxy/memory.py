@@ -148,14 +148,10 @@ class MemoryListener:
 
 
 class MemoryCaller:
-    """A worker's connection to a `MemoryListener`, before it has greeted.
-
-    Attributes:
-        token: What to greet with; empty where there is nobody to share memory with.
-    """
+    """A worker's connection to a `MemoryListener`, before it has greeted."""
 
     def __init__(self, address: str) -> None:
-        self.token = b""
+        self.token = b""  # what to greet with; empty where there is nobody to share memory with
         self._channel: socket.socket | None = None
         path = memory_path(address)
         if path is None:

@@ -168,10 +168,9 @@ class TensorCodec:
             return False
 
     def read(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """Return an input as an array; valid as long as its request.
+        """Return an input as an array, valid as long as its request.
 
-        Raises:
-            MalformedRequestError: If it has not the dimensions of the model's.
+        Refuses one that has not the model's dimensions.
         """
         name = tensor.name()
         array: np.ndarray[Any, Any] | None = tensor.as_numpy() if self._plain else None
@@ -312,10 +311,7 @@ def _warn_about_sharing(name: str, version: int, written_for: ModelSpec, address
 def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | None]:
     """Begin to listen for workers; those of this machine may share memory.
 
-    Raises:
-        BindError: If nobody can listen at the address.
-        KeyFileError: If a key cannot be read.
-        KeysMissingError: If anybody could attach there.
+    Raises `BindError` or `KeyFileError` if it cannot, and `KeysMissingError` if anybody could attach there.
     """
     remedy = (
         "Add the model again with --replace and with keys (--curve-secret-key and --curve-workers), or with --insecure "

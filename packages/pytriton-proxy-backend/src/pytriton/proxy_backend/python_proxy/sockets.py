@@ -55,34 +55,23 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a connection.
+    """Something that happened to a connection."""
 
-    Attributes:
-        kind: "connected", "gone" or "refused" (by CURVE).
-        link: The number of the connection.
-    """
-
-    kind: str
-    link: int
+    kind: str  # "connected", "gone" or "refused" (by CURVE)
+    link: int  # the number of the connection
 
 
 class Message:
-    """One message as it came.
-
-    Attributes:
-        peer: Whom it is from, where several may be connected.
-        link: The number of the connection that it came over.
-        packet: Its first part.
-        parts: The memory of the others; it stays as long as anything refers to it.
-    """
+    """One message as it came."""
 
     __slots__ = ("link", "packet", "parts", "peer")
 
     def __init__(self, frames: Sequence[Any], *, has_peer: bool) -> None:
-        self.peer = bytes(frames[0].buffer) if has_peer else b""
-        self.link = int(frames[0].get(zmq.SRCFD))
+        self.peer = bytes(frames[0].buffer) if has_peer else b""  # whom it is from, where several may be connected
+        self.link = int(frames[0].get(zmq.SRCFD))  # the number of the connection that it came over
         body = frames[1:] if has_peer else frames
-        self.packet = bytes(body[0].buffer) if body else b""
+        self.packet = bytes(body[0].buffer) if body else b""  # its first part
+        # The memory of the others; it stays as long as anything refers to it.
         self.parts: list[memoryview] = [frame.buffer for frame in body[1:]]
 
 

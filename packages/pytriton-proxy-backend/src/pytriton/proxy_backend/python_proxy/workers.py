@@ -31,28 +31,18 @@ class Caller(Protocol):
 
 
 class BatchInFlight(SentBatch):
-    """Requests that go to a worker together, from Triton's call to the last answer.
-
-    Attributes:
-        callers: Who waits, by the request's place.
-        requests: What they ask for, as long as it may have to be sent.
-        open: The places of those that have no last answer yet.
-        cancelled: The places of those whose worker was told that nobody waits.
-        is_answered: Whether any of it was answered.
-        loss: What became of a worker that had it, which happens once; empty before.
-        waiting_since: Since when it waits for a worker, or for another one.
-    """
+    """Requests that go to a worker together, from Triton's call to the last answer."""
 
     def __init__(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
         super().__init__()
-        self.callers = list(callers)
-        self.requests = requests
-        self.open = set(range(len(callers)))
-        self.cancelled: set[int] = set()
+        self.callers = list(callers)  # who waits, by the request's place
+        self.requests = requests  # what they ask for, as long as it may have to be sent
+        self.open = set(range(len(callers)))  # the places of those that have no last answer yet
+        self.cancelled: set[int] = set()  # the places of those whose worker was told that nobody waits
         self.length = 0
-        self.is_answered = False
-        self.loss = ""
-        self.waiting_since = time.monotonic()
+        self.is_answered = False  # whether any of it was answered
+        self.loss = ""  # what became of a worker that had it, which happens once; empty before
+        self.waiting_since = time.monotonic()  # since when it waits for a worker, or for another one
         self._received_ns = time.monotonic_ns()
 
     def halves(self) -> list[BatchInFlight]:
@@ -110,22 +100,14 @@ class BatchInFlight(SentBatch):
 
 
 class AttachedWorker:
-    """A worker that has connected.
-
-    Attributes:
-        peer: What ZeroMQ calls it.
-        link: The number of its connection.
-        protocol: The state of that.
-        memory: What is shared with it; `None`: nothing.
-        load: How many batches it has, with those that are on their way to the endpoint's thread.
-    """
+    """A worker that has connected."""
 
     def __init__(self, peer: bytes, link: int, settings: EndpointSettings) -> None:
-        self.peer = peer
-        self.link = link
-        self.protocol: ZmqProxyProtocol[BatchInFlight] = ZmqProxyProtocol(settings, self._free)
-        self.memory: SharedMemory | None = None
-        self.load = 0
+        self.peer = peer  # what ZeroMQ calls it
+        self.link = link  # the number of its connection
+        self.protocol: ZmqProxyProtocol[BatchInFlight] = ZmqProxyProtocol(settings, self._free)  # the state of that
+        self.memory: SharedMemory | None = None  # what is shared with it; `None`: nothing
+        self.load = 0  # how many batches it has, with those that are on their way to the endpoint's thread
 
     def _free(self, block: Any) -> None:
         if self.memory is not None:

@@ -18,12 +18,7 @@ from .service import Service
 
 
 class Answers:
-    """What each request of a batch gets, where a request may end before the others.
-
-    Attributes:
-        open: By request: whether its last response is not sent yet.
-        given_up: Whether the caller of a stream is gone.
-    """
+    """What each request of a batch gets, where a request may end before the others."""
 
     __slots__ = ("_access", "_note_refused", "_service", "given_up", "open")
 
@@ -35,8 +30,8 @@ class Answers:
         note_refused: Callable[[int, BaseException], object] | None = None,
     ) -> None:
         """Begin with all requests open."""
-        self.open = [True] * count
-        self.given_up = False
+        self.open = [True] * count  # by request: whether its last response is not sent yet
+        self.given_up = False  # whether the caller of a stream is gone
         self._service = service
         self._access = access
         self._note_refused = note_refused

@@ -39,12 +39,9 @@ def refused_by(error: Exception, requests: Sequence[Any]) -> Refused:
 
 
 def call_apart(call: InferenceCall, refused: Refused, run_async: Callable[[Awaitable[Any]], Any]) -> list[Any]:
-    """Return the result of each request, or the error in its place.
+    """Return the result of each request, or the error in its place, after the callable has refused them together.
 
-    Args:
-        call: The callable.
-        refused: What it has refused together.
-        run_async: Drives what unexpectedly is a coroutine.
+    A result that unexpectedly is a coroutine is driven by `run_async`.
     """
     if len(refused.requests) == 1:
         return [refused.error]

@@ -29,11 +29,7 @@ class LazyLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def make(self) -> asyncio.AbstractEventLoop:
-        """Make it, where it is not there yet.
-
-        Raises:
-            OSError: The system is out of descriptors or memory.
-        """
+        """Make it, where it is not there yet; raises `OSError` if the system is out of descriptors or memory."""
         import asyncio
 
         if self._loop is None:
@@ -90,12 +86,9 @@ def serve(service: Service, source: BatchSource, loop: LazyLoop, on_failure: OnF
 
 
 def begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int]] | None = None) -> None:
-    """Tie a service to the source of its batches.
+    """Tie a service to the source of its batches, to which its responses go.
 
-    Args:
-        service: Where the responses go to the source from now on.
-        source: Where batches come from.
-        cancelled: Where batch and request are put of callers that are gone.
+    `cancelled` gets requests of lost callers.
     """
     counters = service.counters
 

@@ -35,20 +35,14 @@ _COUNTED = -1
 
 
 class Call:
-    """A call of a callable that was made elsewhere.
-
-    Attributes:
-        began_ns: When, on the clock of `time.monotonic_ns`.
-        result: What it returned.
-        error: What it raised.
-    """
+    """A call of a callable that was made elsewhere."""
 
     __slots__ = ("began_ns", "error", "result")
 
     def __init__(self, began_ns: int, result: Any, error: BaseException | None) -> None:
-        self.began_ns = began_ns
-        self.result = result
-        self.error = error
+        self.began_ns = began_ns  # when, on the clock of `time.monotonic_ns`
+        self.result = result  # what it returned
+        self.error = error  # what it raised
 
 
 class Execution:

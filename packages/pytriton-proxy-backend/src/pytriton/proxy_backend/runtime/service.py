@@ -35,16 +35,9 @@ class ResponseSink(Protocol):
     """Where the responses to batches go."""
 
     def respond(self, number: int, record: Record, *, done: bool) -> None:
-        """Write a record and send it.
+        """Write a record and send it; when `done`, nothing more comes for the batch.
 
-        Args:
-            number: The batch that it answers.
-            record: The responses.
-            done: Whether nothing more comes for the batch.
-
-        Raises:
-            ArenaFullError: If there is no room for it; nothing was sent then.
-            ConnectionLostError: If nobody is there any more.
+        Raises `ArenaFullError`, after which nothing was sent, and `ConnectionLostError` if nobody is there any more.
         """
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
@@ -109,26 +102,9 @@ class CostRule:
 
 
 class Service:
-    """What all batches of a worker have in common.
+    """What all batches of a worker have in common."""
 
-    Attributes:
-        infer_func: The callable.
-        columns_func: What a callable under `@batch` offers: a call for the whole batch that makes nothing for each
-            request. It takes the inputs over the whole batch, the rows of each request, and a function that makes the
-            requests.
-        model: The model that it serves.
-        checker: Checks what it returns.
-        writer: Lays the responses out.
-        sink: Where they go; there is none while the worker warms up.
-        pacing: Says which streams are to pause; `None` where nothing does.
-        unrecoverable: Errors of the callable after which it must not be called again.
-        counters: Where it is counted what happens.
-        failures: Which failures are written to the log.
-        is_logged: Whether there is a record of every request.
-        golden: Takes the outputs of the warm-up; `None` where nobody compares them.
-    """
-
-    sink: ResponseSink
+    sink: ResponseSink  # where they go; there is none while the worker warms up
 
     def __init__(
         self,
@@ -139,17 +115,19 @@ class Service:
         *,
         join_below: int | None = None,
     ) -> None:
-        self.infer_func = infer_func
-        self.model = model
-        self.checker = OutputChecker(model)
-        self.writer = ResponseWriter(join_below, batching=model.batching)
-        self.unrecoverable = unrecoverable
-        self.counters = Counters() if counters is None else counters
-        self.failures = FailureLog()
-        self.is_logged = False
-        self.golden: Golden | None = None
-        self.pacing: Pacing | None = None
+        self.infer_func = infer_func  # the callable
+        self.model = model  # the model that it serves
+        self.checker = OutputChecker(model)  # checks what it returns
+        self.writer = ResponseWriter(join_below, batching=model.batching)  # lays the responses out
+        self.unrecoverable = unrecoverable  # errors of the callable after which it must not be called again
+        self.counters = Counters() if counters is None else counters  # where it is counted what happens
+        self.failures = FailureLog()  # which failures are written to the log
+        self.is_logged = False  # whether there is a record of every request
+        self.golden: Golden | None = None  # takes the outputs of the warm-up; `None` where nobody compares them
+        self.pacing: Pacing | None = None  # says which streams are to pause; `None` where nothing does
         self._cost_rule = None if model.cost is None else CostRule(model)
+        # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request. It
+        # takes the inputs over the whole batch, the rows of each request, and a function that makes the requests.
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         # Where requests differ in length, `@batch` pads or packs them, and cuts what comes back.
@@ -165,9 +143,7 @@ class Service:
     def wait_taken(self, batch: Batch | None, number: int) -> None:
         """Wait until the callers of a stream take what they were sent, or are gone.
 
-        Args:
-            batch: Its requests; `None` where they have their last responses.
-            number: That of the batch.
+        `None` if they have their last responses.
         """
         if self.pacing is not None and batch is not None:
             count = len(batch.rows)

@@ -131,22 +131,18 @@ COUNTERS_BYTES = 8 * _COUNT
 
 
 class Counters:
-    """The running numbers.
-
-    Attributes:
-        meters: Who is told of everything as well; `None` where nobody asks.
-        accelerated: Address and number of those numbers that the accelerator adds to as well; it must not outlive this.
-    """
+    """The running numbers."""
 
     __slots__ = ("_left", "_lock", "_numbers", "_parts", "accelerated", "meters")
 
     def __init__(self, file: int | None = None) -> None:
-        self.meters: Meters | None = None
+        self.meters: Meters | None = None  # who is told of everything as well; `None` where nobody asks
         # A view keeps its memory alive.
         memory = bytearray(COUNTERS_BYTES) if file is None else mmap.mmap(file, COUNTERS_BYTES)
         self._numbers = memoryview(memory).cast("Q")
         self._left: memoryview | None = None
         address: int = np.frombuffer(self._numbers, np.uint64).__array_interface__["data"][0]
+        # Address and number of those numbers that the accelerator adds to as well; it must not outlive this.
         self.accelerated = address, _ACCELERATED
         self._parts: list[array[int]] = []
         # In process, the instances of a model are threads that share these numbers.

@@ -62,12 +62,7 @@ def make_traced_execution(service: Service, batch: Batch, tracer: Any) -> Execut
 
 
 class Spans:
-    """The spans of one batch. They know nothing of its inputs.
-
-    Attributes:
-        current: The context that the callable runs in.
-        of_requests: The spans of the callable by request, `None` for one that is not traced.
-    """
+    """The spans of one batch. They know nothing of its inputs."""
 
     def __init__(self, tracer: Any, service: Service, batch: Batch, contexts: Sequence[Context | None]) -> None:
         """Start the spans up to the batch's."""
@@ -108,8 +103,9 @@ class Spans:
             ],
             start_time=self._wall_ns(batch.sent_ns),
         )
+        # The spans of the callable by request, `None` for one that is not traced.
         self.of_requests: list[Span | None] = []
-        self.current = Context()
+        self.current = Context()  # the context that the callable runs in
         self._failed: set[int] = set()
         self._is_called = False
 

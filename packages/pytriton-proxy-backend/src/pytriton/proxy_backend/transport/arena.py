@@ -365,12 +365,10 @@ class PeerArena:
     """The arena that the peer owns: segments mapped by number, blocks handed out as numpy views.
 
     What the peer says of it is checked before, by `protocol.segments.PeerSegments`.
-
-    Attributes:
-        released: Where blocks are put that nobody uses any more.
     """
 
     def __init__(self, released: collections.deque[tuple[int, int]] | None = None) -> None:
+        # Where blocks are put that nobody uses any more.
         self.released: collections.deque[tuple[int, int]] = collections.deque() if released is None else released
         self._segments: dict[int, mmap.mmap] = {}
 

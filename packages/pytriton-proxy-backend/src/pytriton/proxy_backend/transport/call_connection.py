@@ -36,21 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 class CallResult(NamedTuple):
-    """One answer to a call.
+    """One answer to a call."""
 
-    Attributes:
-        error: What went wrong, instead of outputs.
-        outputs: The outputs by name; numbers are views on shared memory, which lasts as long as they do.
-        parameters: The response parameters.
-        final: Whether nothing more comes.
-        value: The number of what was made, or the bits of what was asked for, where the call is no inference.
-    """
-
-    error: CallFailedError | None
-    outputs: dict[str, Array]
-    parameters: Mapping[str, ParameterValue]
-    final: bool
-    value: int = 0
+    error: CallFailedError | None  # what went wrong, instead of outputs
+    outputs: dict[str, Array]  # the outputs by name; numbers are views on shared memory, which lasts as long as they do
+    parameters: Mapping[str, ParameterValue]  # the response parameters
+    final: bool  # whether nothing more comes
+    value: int = 0  # the number of what was made, or the bits of what was asked for, where the call is no inference
 
 
 class Call:

@@ -90,16 +90,10 @@ def _late(endpoint: Path) -> str:
 
 
 class Connection(PacedConnection, Link):
-    """An attached worker of a native proxy. Not thread-safe, apart from `detach` and `shutdown`.
+    """An attached worker of a native proxy. Not thread-safe, apart from `detach` and `shutdown`."""
 
-    Attributes:
-        inputs: The arena of the proxy backend.
-        outputs: That of this side.
-        buffer: Where packets are received.
-    """
-
-    inputs: PeerArena
-    outputs: OwnArena
+    inputs: PeerArena  # the arena of the proxy backend
+    outputs: OwnArena  # that of this side
 
     def __init__(
         self,
@@ -112,24 +106,13 @@ class Connection(PacedConnection, Link):
     ) -> None:
         """Connect and greet.
 
-        Args:
-            endpoint: Where the proxy backend listens.
-            name: What the worker calls itself.
-            max_in_flight: Batches that it takes at once.
-            model: What it serves: a proxy backend of another model, or of other tensors, refuses it.
-            capabilities: What the worker can do; `welcome` says what both can.
-
-        Raises:
-            FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
-            ConnectionResetError: If the proxy backend goes away before it has answered.
-            VersionMismatchError: If the proxy backend speaks another major version.
-            GreetingTimeoutError: If it does not answer in time.
-            AttachError: If it refuses for another reason.
-            OSError: If the system is out of descriptors or memory.
+        `FileNotFoundError` and `ConnectionRefusedError` mean that nobody listens there yet, `ConnectionResetError` that
+        the proxy backend went away before it answered; it may also not answer in time, speak another major version, or
+        refuse.
         """
         # First: where nobody listens, an attempt costs no more than that.
         self._socket = _connect(endpoint)
-        self.buffer = bytearray(MAX_PACKET)
+        self.buffer = bytearray(MAX_PACKET)  # where packets are received
         self._views = [memoryview(self.buffer)]
         self.outputs = OwnArena(0)
         super().__init__(WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
@@ -218,14 +201,9 @@ class Connection(PacedConnection, Link):
         return self.take(size, descriptors_of(ancillary) if ancillary else [])
 
     def take(self, size: int, fds: list[int]) -> bool:
-        """Take a packet that lies in `buffer`; says whether the connection goes on.
+        """Take a packet of `size` bytes that lies in `buffer`; says whether the connection goes on.
 
-        Args:
-            size: Its size in bytes; 0 where the connection was closed.
-            fds: The descriptors that came with it.
-
-        Raises:
-            ProtocolError: If the connection cannot go on.
+        A size of 0 is the end of the connection.
         """
         try:
             if size == 0:
@@ -271,8 +249,7 @@ class Connection(PacedConnection, Link):
     def _inputs_in(self, number: int, record: Record) -> tuple[mmap.mmap, int, int] | None:
         """Return where the payloads of a record lie, if they are large, and inputs of its batch.
 
-        Returns:
-            The segment, where the record of the batch begins in it, and where the first payload begins in that.
+        That is the segment, where the record of the batch begins in it, and where the first payload begins in that.
         """
         if not self._may_refer or record.layout.payload_bytes <= LARGEST_COPIED_BYTES:
             return None

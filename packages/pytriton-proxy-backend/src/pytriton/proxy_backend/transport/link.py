@@ -31,22 +31,16 @@ TICK_S = 1.0
 
 
 class Link(abc.ABC):
-    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`.
-
-    Attributes:
-        protocol: What may be said when.
-        reader: Reads the records of batches; there once the worker is attached.
-        on_cancel: Called with batch and request when a caller is gone.
-        on_unreadable: Called when a batch cannot be read, whose requests get the reason.
-    """
+    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`."""
 
     tick_s = TICK_S
-    reader: BatchReader
+    reader: BatchReader  # reads the records of batches; there once the worker is attached
 
     def __init__(self, protocol: WorkerProtocol[OwnedBlock]) -> None:
-        self.protocol = protocol
+        self.protocol = protocol  # what may be said when
         self._pending: collections.deque[Batch] = collections.deque()
-        self.on_cancel: Callable[[int, int], None] | None = None
+        self.on_cancel: Callable[[int, int], None] | None = None  # called with batch and request when a caller is gone
+        # Called when a batch cannot be read, whose requests get the reason.
         self.on_unreadable: Callable[[], None] | None = None
 
     @property
@@ -69,11 +63,7 @@ class Link(abc.ABC):
     def receive(self) -> Batch | None:
         """Wait for the next batch, and see to everything else that comes meanwhile.
 
-        Returns:
-            The batch, or `None` when the proxy backend has closed the connection.
-
-        Raises:
-            ProtocolError: If the connection cannot go on.
+        `None` when the connection was closed.
         """
 
     @abc.abstractmethod
@@ -102,14 +92,7 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
-        """Write a record and send it, see `ResponseSink`.
-
-        Args:
-            number: The batch that it answers.
-            record: The responses.
-            done: Whether nothing more comes for the batch.
-            executing: Whether `executed` is still to follow.
-        """
+        """Write a record and send it, see `ResponseSink`; where it is `executing`, `executed` is still to follow."""
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         """End a batch with an error for every request of it that has no answer yet; needs no arena."""
@@ -120,12 +103,8 @@ class Link(abc.ABC):
     def lend_outputs(self, names: Sequence[str], forms: Forms) -> dict[str, Array] | None:
         """Make arrays for outputs that are sent from where they are, see `pytriton.proxy.outputs`.
 
-        Args:
-            names: All outputs, in the order in which they are sent.
-            forms: Shape and dtype of those that are wanted.
-
-        Returns:
-            The arrays; `None` where they are small, or there is no room without waiting for the proxy backend.
+        `names` are all outputs in the order in which they are sent, `forms` shape and dtype of those that are wanted.
+        `None` means that they are small, or that there is no room without waiting for the proxy backend.
         """
 
     def tick(self) -> None:
@@ -152,11 +131,7 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def _send_all(self, packets: Iterable[bytes]) -> None:
-        """Send packets without records.
-
-        Raises:
-            ConnectionLostError: If nobody is there any more.
-        """
+        """Send packets without records; raises `ConnectionLostError` if nobody is there any more."""
 
     # ---- leaving --------------------------------------------------------------------------------------------------
 

@@ -162,17 +162,7 @@ class BatchMetadata(Metadata):
 
 
 class Batch:
-    """One batch: its requests, their inputs as views on the record, and what travels with them.
-
-    Attributes:
-        metadata: Everything that it has in common with batches that look alike.
-        number: The batch's number on its connection.
-        received_ns: When the proxy backend got it, on the clock of `time.monotonic_ns`.
-        sent_ns: When the proxy backend sent it, likewise.
-        rows: Rows of the batch axis, per request; 1 each where the model does not batch.
-        columns: The inputs that all requests share, each one array over the whole batch.
-        uniform_outputs: The outputs that all requests want; `None` where they want different ones.
-    """
+    """One batch: its requests, their inputs as views on the record, and what travels with them."""
 
     __slots__ = (
         "_batching", "_block", "_own_inputs", "columns", "metadata", "number", "received_ns", "rows", "sent_ns",
@@ -190,12 +180,13 @@ class Batch:
         columns: dict[str, Array],
     ) -> None:
         """Make a batch from its parsed record."""
-        self.metadata = metadata
-        self.number = number
-        self.received_ns = received_ns
-        self.sent_ns = sent_ns
-        self.rows = metadata.rows
-        self.columns = columns
+        self.metadata = metadata  # everything that it has in common with batches that look alike
+        self.number = number  # the batch's number on its connection
+        self.received_ns = received_ns  # when the proxy backend got it, on the clock of `time.monotonic_ns`
+        self.sent_ns = sent_ns  # when the proxy backend sent it, likewise
+        self.rows = metadata.rows  # rows of the batch axis, per request; 1 each where the model does not batch
+        self.columns = columns  # the inputs that all requests share, each one array over the whole batch
+        # The outputs that all requests want; `None` where they want different ones.
         self.uniform_outputs = metadata.uniform_outputs
         self._block = block
         self._batching = batching
@@ -317,28 +308,16 @@ class BatchReader:
 
 @dataclass
 class RequestData:
-    """What one request is made of.
+    """What one request is made of."""
 
-    Attributes:
-        inputs: Its inputs by name; strings are object arrays of bytes.
-        outputs: The outputs that it wants.
-        request_id: Its id.
-        priority: Its priority, 0 is none.
-        timeout_us: Of the queue.
-        correlation_id: A number or a text.
-        flags: Of a sequence.
-        trace_context: W3C trace context.
-        parameters: Its parameters.
-    """
-
-    inputs: Mapping[str, Array]
-    outputs: Sequence[str] = ()
-    request_id: str = ""
-    priority: int = 0
-    timeout_us: int = 0
-    correlation_id: int | str = 0
-    flags: int = 0
-    trace_context: str = ""
+    inputs: Mapping[str, Array]  # its inputs by name; strings are object arrays of bytes
+    outputs: Sequence[str] = ()  # the outputs that it wants
+    request_id: str = ""  # its id
+    priority: int = 0  # its priority, 0 is none
+    timeout_us: int = 0  # of the queue
+    correlation_id: int | str = 0  # a number or a text
+    flags: int = 0  # of a sequence
+    trace_context: str = ""  # W3C trace context
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
 

@@ -23,29 +23,17 @@ class GreetingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """What a worker says of itself.
+    """What a worker says of itself."""
 
-    Attributes:
-        name: What it calls itself, for people.
-        model_name: The model that it is for; empty is any.
-        model_version: The model's version; 0 is any.
-        tensors_digest: The digest of the model's tensors; empty is any.
-        max_in_flight: Batches that it takes at once.
-        capabilities: What it can do.
-        memory_token: Where it shares memory beside ZeroMQ, what it has told the other socket.
-        pid: Its process.
-        version: Of the protocol that it speaks.
-    """
-
-    name: str
-    model_name: str = ""
-    model_version: int = 0
-    tensors_digest: str = ""
-    max_in_flight: int = 1
-    capabilities: int = CAPABILITIES
-    memory_token: bytes = b""
-    pid: int = 0
-    version: tuple[int, int] = _OURS
+    name: str  # what it calls itself, for people
+    model_name: str = ""  # the model that it is for; empty is any
+    model_version: int = 0  # the model's version; 0 is any
+    tensors_digest: str = ""  # the digest of the model's tensors; empty is any
+    max_in_flight: int = 1  # batches that it takes at once
+    capabilities: int = CAPABILITIES  # what it can do
+    memory_token: bytes = b""  # where it shares memory beside ZeroMQ, what it has told the other socket
+    pid: int = 0  # its process
+    version: tuple[int, int] = _OURS  # of the protocol that it speaks
 
     def pack(self, kind: MessageType = MessageType.HELLO) -> bytes:
         """Return the packet that this process sends; a connection for calls greets with CALLER."""

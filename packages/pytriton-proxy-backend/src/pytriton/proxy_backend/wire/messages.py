@@ -47,11 +47,7 @@ _unpack = layout.MESSAGE.unpack_from
 
 
 def read_header(packet: Buffer, size: int) -> Header:
-    """Read the header of a packet of `size` bytes, which may lie in a larger buffer.
-
-    Raises:
-        ProtocolError: If the packet is too short or too long, or has another size than it says.
-    """
+    """Read the header of a packet of `size` bytes, which may lie in a larger buffer; refuses one of a wrong size."""
     if not HEADER_SIZE <= size <= MAX_PACKET:
         raise ProtocolError(f"a packet of {size} bytes came, a message has {HEADER_SIZE} to {MAX_PACKET}")
     header: Header = _unpack(packet)
@@ -157,20 +153,9 @@ def pack_call(
     parent: tuple[int, int] = (0, 0),
     flags: int = 0,
 ) -> bytes:
-    """Pack a call into the server.
+    """Pack a call into the server, see `docs/protocol.md`; raises `ValueError` if the text does not fit into a packet.
 
-    Args:
-        number: Of the call.
-        operation: What it is about.
-        place: Segment, offset and length of its record; length 0 is none.
-        text: A model, a metric family, or a file.
-        subject: See `docs/protocol.md`.
-        value: Of an operation on a metric.
-        parent: The batch, and the request of it, for which it is made.
-        flags: STREAM where any number of responses may come.
-
-    Raises:
-        ValueError: If the text does not fit into a packet.
+    The text is a model, a metric family, or a file; a record of length 0 is none.
     """
     raw = layout.CALL.pack(subject, value, *parent) + text.encode("utf-8", "surrogateescape")
     size = HEADER_SIZE + len(raw)

@@ -33,27 +33,16 @@ _BITS = 0xFFFFFFFFFFFFFFFF
 
 
 class TensorEntry(NamedTuple):
-    """One tensor of a record that was read: everything about it but its payload.
+    """One tensor of a record that was read: everything about it but its payload."""
 
-    Attributes:
-        name: The input or output.
-        label: What errors call it.
-        dtype: Its dtype; `object` for strings.
-        strings: Whether it is one of strings.
-        shape: Its shape.
-        owner: The request or response that it belongs to, or `WHOLE_BATCH`.
-        offset: Where its payload begins in the record.
-        length: Bytes of its payload.
-    """
-
-    name: str
-    label: str
-    dtype: np.dtype[Any]
-    strings: bool
+    name: str  # the input or output
+    label: str  # what errors call it
+    dtype: np.dtype[Any]  # its dtype; `object` for strings
+    strings: bool  # whether it is one of strings
     shape: tuple[int, ...]
-    owner: int
-    offset: int
-    length: int
+    owner: int  # the request or response that it belongs to, or `WHOLE_BATCH`
+    offset: int  # where its payload begins in the record
+    length: int  # bytes of its payload
 
     def array(self, buffer: Any, memory: Any, start: int) -> Array:
         """Make its array: a view on `buffer`, for strings a copy."""
@@ -83,16 +72,12 @@ def read_header(memory: Any, start: int, length: int, magic: int, number: int) -
 
 
 class Metadata:
-    """The metadata of a record that is read: a copy, so that what is checked is what is used.
-
-    Attributes:
-        raw: The record up to its payloads.
-    """
+    """The metadata of a record that is read: a copy, so that what is checked is what is used."""
 
     __slots__ = ("raw",)
 
     def __init__(self, raw: bytes) -> None:
-        self.raw = raw
+        self.raw = raw  # the record up to its payloads
 
     def check_table(self, what: str, offset: int, count: int, size: int) -> None:
         """Check that a table lies inside the metadata."""
@@ -166,19 +151,12 @@ class Metadata:
 
 
 class Place(NamedTuple):
-    """Where a payload goes.
+    """Where a payload goes."""
 
-    Attributes:
-        shape: Of the tensor.
-        dtype: Its dtype.
-        offset: In the record.
-        length: Bytes of the payload.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the tensor
     dtype: np.dtype[Any]
-    offset: int
-    length: int
+    offset: int  # in the record
+    length: int  # bytes of the payload
 
 
 Payload = Array | list[Array] | bytes
@@ -186,19 +164,12 @@ Payload = Array | list[Array] | bytes
 
 
 class RecordLayout(NamedTuple):
-    """A record without its number and its payloads: the same for all that look alike.
-
-    Attributes:
-        metadata: Its metadata.
-        length: Its length.
-        payload_bytes: Bytes of its payloads.
-        places: Where its payloads go.
-    """
+    """A record without its number and its payloads: the same for all that look alike."""
 
     metadata: bytes
     length: int
-    payload_bytes: int
-    places: list[Place]
+    payload_bytes: int  # bytes of its payloads
+    places: list[Place]  # where its payloads go
 
     @property
     def span(self) -> int:
@@ -208,17 +179,13 @@ class RecordLayout(NamedTuple):
 
 
 class Record:
-    """A record that is laid out and not yet written.
-
-    Attributes:
-        layout: What it looks like.
-        payloads: What its tensors are made of; gone when it is written, so that nothing refers to the arrays any more.
-    """
+    """A record that is laid out and not yet written."""
 
     __slots__ = ("layout", "payloads")
 
     def __init__(self, layout: RecordLayout, payloads: Sequence[Payload]) -> None:
-        self.layout = layout
+        self.layout = layout  # what it looks like
+        # What its tensors are made of; gone when it is written, so that nothing refers to the arrays any more.
         self.payloads = payloads
 
     def write(self, memory: Memory, start: int, number: int) -> None:
@@ -292,25 +259,15 @@ class Record:
 
 
 class Tensor(NamedTuple):
-    """A tensor that is to be written.
+    """A tensor that is to be written."""
 
-    Attributes:
-        name: The input or output.
-        owner: The request or response that it belongs to, or `WHOLE_BATCH`.
-        code: Its Triton data type number.
-        shape: Its shape.
-        dtype: Its dtype.
-        length: Bytes of its payload.
-        payload: What it is made of.
-    """
-
-    name: str
-    owner: int
-    code: int
+    name: str  # the input or output
+    owner: int  # the request or response that it belongs to, or `WHOLE_BATCH`
+    code: int  # its Triton data type number
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    length: int
-    payload: Payload
+    length: int  # bytes of its payload
+    payload: Payload  # what it is made of
 
 
 def make_tensor(name: str, owner: int, arrays: list[Array]) -> Tensor:

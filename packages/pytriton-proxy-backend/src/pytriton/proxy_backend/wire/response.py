@@ -38,29 +38,20 @@ _CONTINUES = int(layout.ResponseFlag.CONTINUES)
 
 @dataclass
 class ResponseData:
-    """One response to one request.
+    """One response to one request."""
 
-    Attributes:
-        request: The request's place in the batch.
-        outputs: Its outputs by name; where they were read, numbers are views on the record.
-        parameters: Its response parameters.
-        error: The text of the error that it is, instead of outputs.
-        code: The error's code.
-        final: Whether nothing more comes for the request.
-        empty: Whether it only ends the request's stream.
-        reschedule: Whether it gives the request back to Triton's scheduler instead, for a later batch. The proxy
-            backend must have the capability.
-        continues: Whether more comes after an error, which else is final. The proxy backend must have the capability.
-    """
-
-    request: int
+    request: int  # the request's place in the batch
+    # Its outputs by name; where they were read, numbers are views on the record.
     outputs: dict[str, Array] = field(default_factory=dict)
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
-    error: str | None = None
-    code: int = layout.ErrorCode.INTERNAL
-    final: bool = True
-    empty: bool = False
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # its response parameters
+    error: str | None = None  # the text of the error that it is, instead of outputs
+    code: int = layout.ErrorCode.INTERNAL  # the error's code
+    final: bool = True  # whether nothing more comes for the request
+    empty: bool = False  # whether it only ends the request's stream
+    # Whether it gives the request back to Triton's scheduler instead, for a later batch. The proxy backend must have
+    # the capability.
     reschedule: bool = False
+    # Whether more comes after an error, which else is final. The proxy backend must have the capability.
     continues: bool = False
 
     @property

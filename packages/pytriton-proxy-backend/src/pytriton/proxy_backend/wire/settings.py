@@ -23,40 +23,24 @@ _LARGEST = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Setting:
-    """What is to be known of a setting beyond its name, type and default.
+    """What is to be known of a setting beyond its name, type and default."""
 
-    Attributes:
-        meaning: What it is, in words.
-        minimum: The smallest number.
-        maximum: The largest one.
-        unset: What `None` means.
-        option: The option of `add` that sets it; empty for none.
-    """
-
-    meaning: str
-    minimum: float = 0
-    maximum: float = _LARGEST
-    unset: str = ""
-    option: str = ""
+    meaning: str  # what it is, in words
+    minimum: float = 0  # the smallest number
+    maximum: float = _LARGEST  # the largest one
+    unset: str = ""  # what `None` means
+    option: str = ""  # the option of `add` that sets it; empty for none
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingField:
-    """One setting of a class of settings.
+    """One setting of a class of settings."""
 
-    Attributes:
-        name: Its name; the suffix is its unit.
-        type: Its type.
-        optional: Whether it may be `None`.
-        default: Its default; `dataclasses.MISSING` where there is none.
-        about: The rest.
-    """
-
-    name: str
+    name: str  # its name; the suffix is its unit
     type: type
-    optional: bool
-    default: Any
-    about: Setting
+    optional: bool  # whether it may be `None`
+    default: Any  # its default; `dataclasses.MISSING` where there is none
+    about: Setting  # the rest
 
     @property
     def key(self) -> str:
@@ -64,11 +48,7 @@ class SettingField:
         return f"{self.name.removesuffix('_s')}_ms" if self.type is float else self.name
 
     def check(self, value: Any) -> None:
-        """Check a value.
-
-        Raises:
-            ValueError: If it is out of the limits.
-        """
+        """Check a value; raises `ValueError` if it is out of the limits."""
         if self.type not in (int, float) or (value is None and self.optional):
             return
         low, high = self.about.minimum, self.about.maximum
@@ -82,11 +62,7 @@ class SettingField:
         return f"PYTRITON_{self.name.upper()}"
 
     def from_parameter(self, text: str) -> Any:
-        """Return the value that a parameter of `config.pbtxt` says.
-
-        Raises:
-            ValueError: If it says none.
-        """
+        """Return the value that a parameter of `config.pbtxt` says; raises `ValueError` if it says none."""
         if self.type is bool:
             if text not in ("true", "false"):
                 raise ValueError(f"must be true or false, got {text!r}")

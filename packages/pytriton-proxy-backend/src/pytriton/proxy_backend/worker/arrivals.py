@@ -41,15 +41,10 @@ class Arrivals:
         call_in_child(self, Arrivals._end_in_child)
 
     def add(self, path: Path, callback: Callback) -> bool:
-        """Call back each time when a file appears at a path, until `remove`.
+        """Call back each time when a file appears at a path, in the thread of this object, until `remove`.
 
-        Args:
-            path: The path, of a file that may be there already.
-            callback: Called in the thread of this object; it must return at once. One that was just removed may be
-                called once more.
-
-        Returns:
-            Whether that is so: a folder that does not exist cannot be watched, and the system watches only so many.
+        The file may be there already. One that was just removed may be called once more. Returns false where a folder
+        does not exist or the system watches no more of them.
         """
         with self._lock:
             try:

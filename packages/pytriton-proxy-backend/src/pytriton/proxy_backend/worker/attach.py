@@ -36,34 +36,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
-    """What a worker from a shell is to serve, and with what.
+    """What a worker from a shell is to serve, and with what."""
 
-    Attributes:
-        target: The inference callable, `module:name` or `path/to/file.py:name`.
-        endpoint: The folder of the endpoints, a socket in it (`*.sock`, or `*.zmq` of a Python proxy), or the address
-            `tcp://host:port` or `ipc:///path`.
-        model: The model's name; `None` is the only one in the folder.
-        version: Its version; `None` is the only one.
-        description: The file that describes the model; `None` is the one beside the socket.
-        is_factory: Whether the target makes the callable.
-        arguments: Keyword arguments of the factory.
-        attach_timeout_s: How long it may take until the worker is attached, in seconds.
-        stop_timeout_s: How long requests in flight may take after a signal, in seconds.
-        curve_keys: Keys for a Python proxy that asks for them.
-        insecure: Whether to attach to a `tcp://` address without keys.
-    """
-
-    target: str
+    target: str  # the inference callable, `module:name` or `path/to/file.py:name`
+    # The folder of the endpoints, a socket in it (`*.sock`, or `*.zmq` of a Python proxy), or the address
+    # `tcp://host:port` or `ipc:///path`.
     endpoint: str
-    model: str | None = None
-    version: int | None = None
-    description: Path | None = None
-    is_factory: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    attach_timeout_s: float = 30.0
-    stop_timeout_s: float = 30.0
-    curve_keys: CurveKeys | None = None
-    insecure: bool = False
+    model: str | None = None  # the model's name; `None` is the only one in the folder
+    version: int | None = None  # its version; `None` is the only one
+    description: Path | None = None  # the file that describes the model; `None` is the one beside the socket
+    is_factory: bool = False  # whether the target makes the callable
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the factory
+    attach_timeout_s: float = 30.0  # how long it may take until the worker is attached, in seconds
+    stop_timeout_s: float = 30.0  # how long requests in flight may take after a signal, in seconds
+    curve_keys: CurveKeys | None = None  # keys for a Python proxy that asks for them
+    insecure: bool = False  # whether to attach to a `tcp://` address without keys
 
 
 def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:

@@ -30,32 +30,16 @@ SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Attaching:
-    """Attaches a worker whenever its proxy backend listens.
-
-    Attributes:
-        attached: Whether it is attached right now.
-        stopping: Whether it is to end: from then on, nothing is tried again.
-        attempts: When it tries.
-        connection: The connection; `None` where there is none.
-        level: Of the record that it serves the model; lower where somebody else says so.
-        stuck: Why the worker gets no batches although it is alive; `None` where it does.
-    """
+    """Attaches a worker whenever its proxy backend listens."""
 
     def __init__(self, model: ModelSpec, endpoint: Path | str, connect: Connect, on_change: Callable[[], None]) -> None:
-        """Prepare it.
-
-        Args:
-            model: What the worker serves.
-            endpoint: Where the proxy backend listens, for what is told.
-            connect: Connects there.
-            on_change: Method of the worker, called when it is attached.
-        """
-        self.attached = threading.Event()
-        self.stopping = threading.Event()
-        self.attempts = Attempts(endpoint)
-        self.connection: Link | None = None
-        self.level = logging.INFO
-        self.stuck: str | None = None
+        """Prepare it: `connect` connects to the endpoint, and `on_change` is called when the worker is attached."""
+        self.attached = threading.Event()  # whether it is attached right now
+        self.stopping = threading.Event()  # whether it is to end: from then on, nothing is tried again
+        self.attempts = Attempts(endpoint)  # when it tries
+        self.connection: Link | None = None  # the connection; `None` where there is none
+        self.level = logging.INFO  # of the record that it serves the model; lower where somebody else says so
+        self.stuck: str | None = None  # why the worker gets no batches although it is alive; `None` where it does
         self._model = model
         self._endpoint = endpoint
         self._connect = connect
@@ -86,14 +70,7 @@ class Attaching:
     def connections(self, worker_name: str, max_in_flight: int, capabilities: int) -> Iterator[Link | float]:
         """Attach until the worker is stopped.
 
-        Args:
-            worker_name: What the worker calls itself.
-            max_in_flight: Batches that it takes at once.
-            capabilities: What it can do.
-
-        Yields:
-            The connection when it is attached; where nobody listens, how long to wait before the next attempt, in
-            seconds.
+        Yields each connection, or for how many seconds to wait if nobody listens.
         """
         try:
             while not self.stopping.is_set():
@@ -165,12 +142,7 @@ class Attaching:
 
     @contextlib.contextmanager
     def attachment(self, connection: Link, callable_name: str) -> Iterator[None]:
-        """See to the end of a connection; an end that is not the callable's fault is no error of the worker.
-
-        Args:
-            connection: The connection, which is served in this block.
-            callable_name: What the callable is called, for the log.
-        """
+        """See to the end of a connection, served in this block; an end that is not the callable's fault is no error."""
         watch: ConnectionWatch | None = None
         try:
             limit_s = connection.welcome.execution_timeout_s

@@ -55,15 +55,9 @@ class Placeholder:
     def hold(self, on_attached: Callable[[], bool]) -> bool:
         """Attach, and wait until a request waits for a worker; return whether one does, or false after `stop`.
 
-        The place is held until `release`, which has to follow.
-
-        Args:
-            on_attached: Called when it is attached for the first time: from then on workers may leave. Where it returns
-                false, they stay, and so ends the wait.
-
-        Raises:
-            CannotSleepError: The proxy backend does not know how to hold a place.
-            AttachError: It refuses this one for another reason.
+        The place is held until `release`, which has to follow. `on_attached` is called when it is attached for the
+        first time: from then on workers may leave. Where it returns false, they stay, and so ends the wait.
+        `CannotSleepError` means that the proxy backend does not know how to hold a place.
         """
         self._attaching.begin()
         # Whoever puts the workers to sleep says so.
@@ -105,9 +99,6 @@ class Placeholder:
         """Answer the requests that wait with an error, UNAVAILABLE, between `hold` and `release`.
 
         Those that come while they are answered wait for workers as any others do.
-
-        Args:
-            text: What they are told.
         """
         deadline = time.monotonic() + _TURN_AWAY_S
         activity = ask_activity(self._endpoint, _TURN_AWAY_S)

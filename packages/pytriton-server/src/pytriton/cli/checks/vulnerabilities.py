@@ -31,12 +31,7 @@ _COUNTED = {
 
 
 def describe_vulnerabilities(binary: TritonServerBinary, *, verbose: bool) -> Iterator[str]:
-    """Yield what is known of the version of a server, what is worst first.
-
-    Args:
-        binary: The server.
-        verbose: Whether each is named.
-    """
+    """Yield what is known of the version of a server, what is worst first; each is named if `verbose`."""
     try:
         version = read_server_version(binary)
     except ServerVersionUnknownError as error:

@@ -88,17 +88,7 @@ class _Load:
 
 
 class Backend:
-    """The native library, and what it calls.
-
-    Attributes:
-        respond: Sends the answers of a record.
-        fail: Answers every open request of a batch with an error.
-        is_cancelled: Whether a request, or all of a batch, was given up.
-        delete: Deletes a batch that has its answers.
-        new_lane: Makes the lane of an instance, see `Lane`.
-        lane_thread: Gives the thread that a lane serves a batch in; 0 where none does.
-        close_lane: Lets a lane go of everything.
-    """
+    """The native library, and what it calls."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -117,13 +107,17 @@ class Backend:
             self._execute,
         )
         functions = library.open("open", hooks)
+        # Sends the answers of a record.
         self.respond: Callable[[int, int, int, list[int] | None], None] = functions["respond"]
+        # Answers every open request of a batch with an error.
         self.fail: Callable[[int, int, bytes], None] = functions["fail"]
+        # Whether a request, or all of a batch, was given up.
         self.is_cancelled: Callable[[int, int], bool] = functions["is_cancelled"]
-        self.delete: Callable[[int], bool] = functions["delete"]
-        self.new_lane: Callable[..., Any] = functions["new_lane"]
+        self.delete: Callable[[int], bool] = functions["delete"]  # deletes a batch that has its answers
+        self.new_lane: Callable[..., Any] = functions["new_lane"]  # makes the lane of an instance, see `Lane`
+        # Gives the thread that a lane serves a batch in; 0 where none does.
         self.lane_thread: Callable[[Any], int] = functions["lane_thread"]
-        self.close_lane: Callable[[Any], None] = functions["close_lane"]
+        self.close_lane: Callable[[Any], None] = functions["close_lane"]  # lets a lane go of everything
         self._refuse: Callable[[bytes], None] = functions["refuse"]
         # After that, no thread of Triton may enter the interpreter.
         process.call_at_exit(library.function("close", None, keep_gil=True))

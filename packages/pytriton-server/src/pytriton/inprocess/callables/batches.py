@@ -49,21 +49,17 @@ _HEADER = layout.RECORD.unpack_from
 
 
 class Slab:
-    """Memory for one record.
-
-    Attributes:
-        memory: What views are made of; each of them refers to it.
-        address: Where it begins.
-        capacity: Its bytes.
-    """
+    """Memory for one record."""
 
     __slots__ = ("address", "capacity", "memory")
 
     def __init__(self, length: int) -> None:
         """Take memory for `length` bytes or more."""
+        # Its bytes.
         self.capacity = max(_FIRST_SLAB_BYTES, 1 << (length - 1).bit_length()) if length < _KEPT_SLAB_BYTES else length
+        # What views are made of; each of them refers to it.
         self.memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))  # where it begins
 
     def is_free(self) -> bool:
         """Return whether no view is left, and it may be written again."""
@@ -91,17 +87,13 @@ class SlabPool:
 
 
 class BatchHandle:
-    """A batch on the other side. It is deleted with the last reference; requests that are open then get an error.
-
-    Attributes:
-        address: Where it is; the number of the batch, too.
-    """
+    """A batch on the other side. It is deleted with the last reference; requests that are open then get an error."""
 
     __slots__ = ("_library", "address")
 
     def __init__(self, library: Any, address: int) -> None:
         self._library = library
-        self.address = address
+        self.address = address  # where it is; the number of the batch, too
 
     def is_cancelled(self, index: int = _ALL_REQUESTS) -> bool:
         """Return whether the caller of a request has given it up; of all that are open by default."""
@@ -128,15 +120,12 @@ class BatchHandle:
 
 
 class DirectBatch(Batch):
-    """One batch: its requests, their inputs as views on a slab or on memory of the caller.
-
-    Attributes:
-        handle: The batch on the other side; `None` where it is answered. Set by whoever makes the object: a constructor
-            of its own, which hands its arguments on, would cost as much as all else about it.
-    """
+    """One batch: its requests, their inputs as views on a slab or on memory of the caller."""
 
     __slots__ = ("handle",)
 
+    # The batch on the other side; `None` where it is answered. Set by whoever makes the object: a constructor of its
+    # own, which hands its arguments on, would cost as much as all else about it.
     handle: BatchHandle | None
 
     @classmethod

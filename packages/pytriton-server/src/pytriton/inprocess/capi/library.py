@@ -30,19 +30,12 @@ _loaded: Library | None = None
 
 @dataclass(frozen=True)
 class Library:
-    """The server's library in this process.
+    """The server's library in this process."""
 
-    Attributes:
-        handle: The library, called without the GIL.
-        path: Its file.
-        binary: The server that it belongs to.
-        api_version: Major and minor version of its `TRITONSERVER_*` functions.
-    """
-
-    handle: ctypes.CDLL
-    path: Path
-    binary: TritonServerBinary
-    api_version: tuple[int, int]
+    handle: ctypes.CDLL  # the library, called without the GIL
+    path: Path  # its file
+    binary: TritonServerBinary  # the server that it belongs to
+    api_version: tuple[int, int]  # major and minor version of its `TRITONSERVER_*` functions
 
 
 def load_library() -> Library:

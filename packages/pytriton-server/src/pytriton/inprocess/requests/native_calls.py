@@ -65,41 +65,36 @@ class SubmittedRequest(Protocol):
 
 
 class NativeCalls:
-    """The functions, and the requests whose events they report. There is one for the process.
-
-    Attributes:
-        pending: The requests that Triton has, by their numbers.
-        numbers: Gives each request its number.
-        input_owners: What keeps all input buffers of a request alive, by the address of the request of the C API. Set
-            before Triton gets the request, and removed when it releases it.
-        new: Makes the native side of a request, given its number. It lives as long as the object, and until Triton has
-            done with the request.
-        create: Makes the request of the C API: given the native side, the server, the name and the version of the
-            model, a dictionary of inputs, and a list that gets those that must live until it is released. Gives its
-            address, or `None` where an input is neither a plain array nor a tuple of data type, shape, address, size,
-            kind of memory and device.
-        submit: Gives a request to Triton: native side, server, address of a trace, address of an allocator, events.
-        withdraw: Deletes a request that Triton has not got; whether it was so.
-        take: Waits for the next `ResponseContent` so many nanoseconds; `None` where it did not come, `False` where none
-            will come.
-        cancel: Ends the wait and asks Triton to stop the work; whether the request has ended.
-    """
+    """The functions, and the requests whose events they report. There is one for the process."""
 
     def __init__(self) -> None:
         api = load_api()
-        self.pending: dict[int, SubmittedRequest] = {}
-        self.numbers = itertools.count(1)
+        self.pending: dict[int, SubmittedRequest] = {}  # the requests that Triton has, by their numbers
+        self.numbers = itertools.count(1)  # gives each request its number
+        # What keeps all input buffers of a request alive, by the address of the request of the C API. Set before Triton
+        # gets the request, and removed when it releases it.
         self.input_owners: dict[int, object] = {}
         library = NativeLibrary()
         library.connect("find_requests")
         dtypes = {int(number): dtype for number, dtype in NUMPY_TYPES.items()}
         # The library keeps its arguments as long as the process lives, because it may use them until then.
         functions = library.open("open_requests", dtypes, api.check, self._on_events)
+        # Makes the native side of a request, given its number. It lives as long as the object, and until Triton has
+        # done with the request.
         self.new: Callable[[int], Any] = functions["new_request"]
+        # Makes the request of the C API: given the native side, the server, the name and the version of the model, a
+        # dictionary of inputs, and a list that gets those that must live until it is released. Gives its address, or
+        # `None` where an input is neither a plain array nor a tuple of data type, shape, address, size, kind of memory
+        # and device.
         self.create: Callable[..., int | None] = functions["create_request"]
+        # Gives a request to Triton: native side, server, address of a trace, address of an allocator, events.
         self.submit: Callable[..., None] = functions["submit_request"]
+        # Deletes a request that Triton has not got; whether it was so.
         self.withdraw: Callable[[Any], bool] = functions["withdraw_request"]
+        # Waits for the next `ResponseContent` so many nanoseconds; `None` where it did not come, `False` where none
+        # will come.
         self.take: Callable[[Any, int], Any] = functions["take_response"]
+        # Ends the wait and asks Triton to stop the work; whether the request has ended.
         self.cancel: Callable[[Any], bool] = functions["cancel_request"]
         # After that, no thread of Triton may enter the interpreter.
         process.call_at_exit(library.function("close_requests", None, keep_gil=True))

@@ -49,17 +49,7 @@ _SLICE_NS: Final = 50_000_000
 
 
 class Pending:
-    """A request in Triton.
-
-    Attributes:
-        handle: The request of the C API; 0 before there is one.
-        native: The native side of the request.
-        number: Its number.
-        keep: What the inputs lie in.
-        gpu: The GPU that outputs are wanted on.
-        gpu_buffers: Memory for outputs there, by its address.
-        trace: Its trace, if it has one.
-    """
+    """A request in Triton."""
 
     __slots__ = (
         "__weakref__",
@@ -88,13 +78,13 @@ class Pending:
         self._calls = calls
         self.access = access
         self.request = request
-        self.handle = 0
+        self.handle = 0  # the request of the C API; 0 before there is one
         self.number = next(calls.numbers)
-        self.native = calls.new(self.number)
-        self.keep: list[Any] = []
-        self.gpu: int | None = None
-        self.gpu_buffers: dict[int, MemoryBuffer] = {}
-        self.trace: StartedTrace | None = None
+        self.native = calls.new(self.number)  # the native side of the request
+        self.keep: list[Any] = []  # what the inputs lie in
+        self.gpu: int | None = None  # the GPU that outputs are wanted on
+        self.gpu_buffers: dict[int, MemoryBuffer] = {}  # memory for outputs there, by its address
+        self.trace: StartedTrace | None = None  # its trace, if it has one
         self._deliver = deliver
         # Keeps deliveries in order. Reentrant, because the garbage collector may drop an iterator, and so cancel a
         # request, at any time.

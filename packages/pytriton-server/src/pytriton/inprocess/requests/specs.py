@@ -12,33 +12,19 @@ __all__ = ["InputSpec", "ModelInterface"]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a model.
+    """One input of a model."""
 
-    Attributes:
-        data_type: Type of its elements.
-        dims: The dimensions, with the batch dimension where the model has one; -1 stands for any size.
-        optional: Whether a request may leave it out.
-        fixed_rank: Whether the dimensions can be compared with those of a request.
-    """
-
-    data_type: DataType
-    dims: tuple[int, ...]
-    optional: bool = False
-    fixed_rank: bool = True
+    data_type: DataType  # type of its elements
+    dims: tuple[int, ...]  # the dimensions, with the batch dimension where the model has one; -1 stands for any size
+    optional: bool = False  # whether a request may leave it out
+    fixed_rank: bool = True  # whether the dimensions can be compared with those of a request
 
 
 @dataclass(frozen=True)
 class ModelInterface:
-    """Inputs and outputs of a model, by name.
-
-    Attributes:
-        inputs: The inputs.
-        outputs: Names of the outputs.
-        max_batch_size: The most rows of one request; 0 for a model without a batch dimension.
-        required: Names of the inputs that are not optional.
-    """
+    """Inputs and outputs of a model, by name."""
 
     inputs: Mapping[str, InputSpec]
-    outputs: tuple[str, ...]
-    max_batch_size: int = 0
-    required: frozenset[str] = frozenset()
+    outputs: tuple[str, ...]  # names of the outputs
+    max_batch_size: int = 0  # the most rows of one request; 0 for a model without a batch dimension
+    required: frozenset[str] = frozenset()  # names of the inputs that are not optional

@@ -36,27 +36,16 @@ _pointer_of.restype = c_void_p
 
 @dataclass(frozen=True)
 class Imported:
-    """What a capsule says of a tensor.
+    """What a capsule says of a tensor."""
 
-    Attributes:
-        address: Of its first element; 0 for an empty tensor without memory.
-        device: The device type of DLPack, as a number: it may be one that is not known here.
-        device_id: Number of the device.
-        dtype: Code, bits and lanes of DLPack.
-        shape: The dimensions.
-        strides: In elements; `None` means C order.
-        read_only: Whether its memory must not be written.
-        capsule: Keeps the memory: it is not consumed, and releases the tensor when it goes.
-    """
-
-    address: int
-    device: int
-    device_id: int
-    dtype: tuple[int, int, int]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    read_only: bool
-    capsule: Any
+    address: int  # of its first element; 0 for an empty tensor without memory
+    device: int  # the device type of DLPack, as a number: it may be one that is not known here
+    device_id: int  # number of the device
+    dtype: tuple[int, int, int]  # code, bits and lanes of DLPack
+    shape: tuple[int, ...]  # the dimensions
+    strides: tuple[int, ...] | None  # in elements; `None` means C order
+    read_only: bool  # whether its memory must not be written
+    capsule: Any  # keeps the memory: it is not consumed, and releases the tensor when it goes
 
     @property
     def contiguous(self) -> bool:

@@ -60,11 +60,7 @@ _BUSY_S = 0.5
 
 
 def check_same_places(now: TritonConfig, wanted: TritonConfig) -> None:
-    """Check that settings differ in nothing that callers of the running server know, or that cannot change.
-
-    Raises:
-        PyTritonValidationError: They do; the text names the field.
-    """
+    """Check that settings differ in nothing that callers of the running server know, or that cannot change."""
     for field in dataclasses.fields(TritonConfig):
         is_place = field.name.endswith(("_port", "_address")) or field.name in _FIXED
         before, after = getattr(now, field.name), getattr(wanted, field.name)
@@ -157,20 +153,7 @@ def wait_standing_by(
 ) -> None:
     """Wait until a server could take over: it listens, and has loaded its models.
 
-    Args:
-        process: The server.
-        handover: What its guard tells.
-        fronts: Where it is to listen together with the other one.
-        others: Where it listens alone.
-        models: The sockets of its models.
-        old: The server that it is to follow.
-        timeout_s: How long to wait, in seconds.
-        cancelled: Asked again and again; True ends the wait.
-
-    Raises:
-        StartCancelled: `cancelled` said so.
-        TritonServerStartError: One of the two has ended.
-        TritonServerTimeoutError: The time is over.
+    It listens at `fronts` together with the `old` one, whose end also ends the wait, and alone at `others`.
     """
     deadline = time.monotonic() + timeout_s
     wanted = {endpoint.port for endpoint in fronts}
@@ -206,13 +189,7 @@ def wait_standing_by(
 
 
 def wait_idle(sockets: _ParkedSockets, *, timeout_s: float, ended: Callable[[float], bool]) -> None:
-    """Wait until a server that accepts no connections any more has answered what it has.
-
-    Args:
-        sockets: Those of its models.
-        timeout_s: How long its requests may take, in seconds.
-        ended: Waits for so many seconds; True ends it all.
-    """
+    """Wait until a server that accepts no connections any more has answered what it has, or `ended` returns true."""
     begun = quiet_since = time.monotonic()
     seen = -1
     while True:
@@ -338,12 +315,7 @@ class Replacement:
         knock(self._fronts)
 
     def drain(self, cancelled: Callable[[], bool]) -> None:
-        """Wait until the one before has answered what it has got.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            TritonServerStartError: The new one has ended.
-        """
+        """Wait until the one before has answered what it has got, as long as the new one lives."""
         new = self.process
         wait_idle(
             self._sockets,

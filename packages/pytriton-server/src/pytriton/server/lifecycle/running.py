@@ -107,15 +107,7 @@ class RunningServer:
     ) -> None:
         """Start the process.
 
-        Args:
-            folders: What it is given.
-            ports: Where it is to listen.
-            names: The names of its models.
-            cancelled: Asked again and again; True ends the wait.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            TritonServerStartError: It cannot be started.
+        Raises `StartCancelled` if `cancelled` says so, and `TritonServerStartError` if it cannot.
         """
         self.ports = ports
         command = build_command(self.config, self.security, folders, ports, names)
@@ -230,8 +222,7 @@ class RunningServer:
     ) -> ServerProcess:
         """Make a process that is not started yet, whose end is reported where it is the one that serves.
 
-        Raises:
-            TritonServerStartError: Origins are named that only the guard could let read answers, and there is none.
+        It refuses origins that only the guard could let read answers, where there is none.
         """
         # What origins may read is for the configuration to say, where it has been checked.
         environment = {name: value for name, value in self.environment.items() if name != CORS_VARIABLE}

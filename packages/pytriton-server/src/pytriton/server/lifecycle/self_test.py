@@ -112,8 +112,7 @@ class GuardTest:
     def run(self, models: Mapping[str, bool]) -> None:
         """Try out what can be, and log what is not in force.
 
-        Args:
-            models: Names of models that are loaded, and whether each is known to answer a request with one response.
+        Of each model is known whether one response is its answer.
         """
         began = time.monotonic()
         expected = {Protection.CRASHES, Protection.REPLACEMENT, Protection.MODEL_DELETION}
@@ -136,9 +135,7 @@ class GuardTest:
     def run_model(self, name: str, *, is_plain: bool) -> None:
         """Try out what takes a model, where there was none at the start.
 
-        Args:
-            name: The model.
-            is_plain: Whether it is known to answer a request with one response.
+        One response is all that a plain one answers with.
         """
         began = time.monotonic()
         with self._handover.tried():

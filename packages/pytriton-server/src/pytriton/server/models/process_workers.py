@@ -206,11 +206,7 @@ class ProcessWorker:
 
 
 def common_idle_timeout(callables: Sequence[Any], model_name: str) -> float | None:
-    """Return after how many seconds without a request the workers of a model sleep; None is never.
-
-    Raises:
-        PyTritonBadParameterError: Not all of them say the same.
-    """
+    """Return after how many seconds without a request the workers of a model sleep, about which all have to agree."""
     wanted = [each.idle_timeout_s if isinstance(each, ProcessWorker) else None for each in callables]
     found = [each for each in wanted if each is not None]
     if not found:
@@ -247,11 +243,7 @@ def common_start(callables: Sequence[Any], model_name: str) -> bool:
 
 
 def check_golden(callables: Sequence[Any], config: ModelConfig, model_name: str) -> None:
-    """Refuse answers that are to be compared, and are none.
-
-    Raises:
-        PyTritonBadParameterError: A worker is to compare the answers to a warm-up, and there is no such request.
-    """
+    """Refuse to compare the answers to a warm-up where there is no such request."""
     has_golden = any(isinstance(each, ProcessWorker) and each.golden is not None for each in callables)
     if has_golden and not any(warmup.count for warmup in config.model_warmup or ()):
         rule = "unset for a model without warm-up requests"

@@ -68,9 +68,7 @@ class ModelTexts:
     def part(self, name: str, models: Mapping[Hashable, tuple[object, Collector]]) -> bytes:
         """Make the text of a part of the page.
 
-        Args:
-            name: What the part of the page before is found by.
-            models: The facts of each model, which are compared with those of before, and what makes samples of them.
+        Only models whose facts are others than on the page before are made anew.
         """
         kept: dict[Hashable, tuple[object, Mapping[bytes, bytes]]] = {}
         families: dict[bytes, list[bytes]] = {}
@@ -96,15 +94,8 @@ def render_metrics(
 ) -> bytes:
     """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that.
 
-    Args:
-        triton: Where tritonserver has its own page.
-        models: The models with callables.
-        guard: Whether each protection of the guard is in force.
-        files: How many files tritonserver has open, and may have.
-        memory: The resident memory of tritonserver, in bytes.
-        outcomes: How requests have ended, by model, protocol and outcome.
-        texts: What the page before had of each model, and this one leaves for the next.
-        budget: How much memory worker processes take, and how much they may, in bytes; None without a budget.
+    Tritonserver has its own page at `triton`; `memory` is what it has resident, `files` how many it has open and may
+    have. Sizes are in bytes; `budget` is None where there is none.
     """
     texts = ModelTexts() if texts is None else texts
     loaded: set[tuple[str, str]] = set()

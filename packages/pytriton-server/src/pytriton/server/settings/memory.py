@@ -22,12 +22,9 @@ _FORM = "a number of bytes, or text such as 2GiB, 500MiB or 1.5GB"
 
 
 def read_size(value: Any) -> int:
-    """Return the bytes that a number, or a text such as `2GiB`, `500M` or `1.5 GB`, means.
+    """Return the bytes that a number above 0, or a text such as `2GiB`, `500M` or `1.5 GB`, means.
 
     With an `i` a unit is a power of 1024, without one of 1000.
-
-    Raises:
-        ValueError: It is no such size, or not above 0.
     """
     size: float = 0
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())) is not None:
@@ -41,16 +38,7 @@ def read_size(value: Any) -> int:
 
 
 def make_budget(owner: str, memory_budget: Any, min_awake: Any) -> MemoryBudget:
-    """Make the budget of a server; where none is given, that of the environment, else one without a limit.
-
-    Args:
-        owner: Whose arguments the others are.
-        memory_budget: How much memory worker processes may take together.
-        min_awake: How many models stay awake.
-
-    Raises:
-        PyTritonBadParameterError: The first is no size, or no worker process fits into it; the other is no number.
-    """
+    """Make the budget of a server; where none is given, that of the environment, else one without a limit."""
     where = f"{owner}.memory_budget"
     if memory_budget is None and (told := os.environ.get(MEMORY_BUDGET_VARIABLE)):
         memory_budget, where = told, f"environment variable {MEMORY_BUDGET_VARIABLE}"

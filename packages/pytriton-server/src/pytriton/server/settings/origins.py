@@ -18,11 +18,7 @@ _EXPECTED = "origins as browsers send them, such as https://app.example or http:
 
 
 def check_origins(values: Sequence[str], where: str) -> None:
-    """Check that each value is an origin as browsers send it, or that `*` is the only one.
-
-    Raises:
-        PyTritonValidationError: One is not.
-    """
+    """Check that each value is an origin as browsers send it, or that `*` is the only one."""
     for value in values:
         problem = "* stands alone, as it is any origin" if value == ANY_ORIGIN and len(values) > 1 else _problem(value)
         if problem is not None:

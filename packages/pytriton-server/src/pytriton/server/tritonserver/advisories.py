@@ -57,27 +57,16 @@ class Guard(enum.Enum):
 
 @dataclass(frozen=True)
 class Advisory:
-    """A published vulnerability of tritonserver.
+    """A published vulnerability of tritonserver."""
 
-    Attributes:
-        id: Its number.
-        severity: CVSS 3.1 base score of the bulletin.
-        fixed_in: First version of tritonserver without it.
-        component: Where it is.
-        guard: What the guard does about it.
-        summary: What happens, in a sentence.
-        also: What else helps, by default or by a setting; empty where nothing does.
-        change: Pull request that fits, `repository#number`; empty where none is known.
-    """
-
-    id: str
-    severity: float
-    fixed_in: str
-    component: str
-    guard: Guard
-    summary: str
-    also: str = ""
-    change: str = ""
+    id: str  # its number
+    severity: float  # CVSS 3.1 base score of the bulletin
+    fixed_in: str  # first version of tritonserver without it
+    component: str  # where it is
+    guard: Guard  # what the guard does about it
+    summary: str  # what happens, in a sentence
+    also: str = ""  # what else helps, by default or by a setting; empty where nothing does
+    change: str = ""  # pull request that fits, `repository#number`; empty where none is known
 
     @property
     def release(self) -> str:

@@ -38,21 +38,13 @@ class TritonServerNotFoundError(PyTritonError):
 
 @dataclass(frozen=True)
 class TritonServerBinary:
-    """A tritonserver, laid out as `/opt/tritonserver`.
+    """A tritonserver, laid out as `/opt/tritonserver`."""
 
-    Attributes:
-        executable: The file to start.
-        backends_dir: Value for `--backend-directory`.
-        caches_dir: Value for `--cache-directory`.
-        library_dirs: Folders with the server's own libraries. The executable finds them by itself.
-        origin: How it was found, in words, for logs and errors.
-    """
-
-    executable: Path
-    backends_dir: Path
-    caches_dir: Path
-    library_dirs: tuple[Path, ...]
-    origin: str
+    executable: Path  # the file to start
+    backends_dir: Path  # value for `--backend-directory`
+    caches_dir: Path  # value for `--cache-directory`
+    library_dirs: tuple[Path, ...]  # Folders with the server's own libraries. The executable finds them by itself.
+    origin: str  # how it was found, in words, for logs and errors
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Make the environment to start the server in.

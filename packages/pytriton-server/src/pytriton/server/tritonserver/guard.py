@@ -116,17 +116,11 @@ def least_of(field: "dataclasses.Field[object]") -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """The guard of one server.
+    """The guard of one server."""
 
-    Attributes:
-        library: The file to load; None where it cannot be loaded, or is not wanted.
-        settings: The value of `PYTRITON_GUARD` for it.
-        obstacle: Why it cannot be loaded; None where nothing is in the way, or it is not wanted.
-    """
-
-    library: Path | None = None
-    settings: str = ""
-    obstacle: str | None = None
+    library: Path | None = None  # the file to load; None where it cannot be loaded, or is not wanted
+    settings: str = ""  # the value of `PYTRITON_GUARD` for it
+    obstacle: str | None = None  # why it cannot be loaded; None where nothing is in the way, or it is not wanted
 
     @property
     def parts_off(self) -> frozenset[Part]:
@@ -136,12 +130,7 @@ class Guard:
 
 
 def find_guard(config: GuardConfig | None, executable: Path) -> Guard:
-    """Find out whether and with what settings a server is guarded.
-
-    Args:
-        config: What the user wants; None is what the environment says.
-        executable: The tritonserver.
-    """
+    """Find out whether and with what settings a server is guarded; without a config as the environment says."""
     settings = os.environ.get(GUARD_VARIABLE, "").strip() if config is None else config.to_text()
     if settings == _OFF:
         return Guard()

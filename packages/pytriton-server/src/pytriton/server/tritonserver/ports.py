@@ -80,17 +80,11 @@ class Endpoint:
 
 
 class TcpSocket(NamedTuple):
-    """A TCP socket as the system shows it.
+    """A TCP socket as the system shows it."""
 
-    Attributes:
-        state: As in the kernel's net/tcp_states.h, two hexadecimal digits.
-        unsent_bytes: How many bytes wait to be sent, or for their acknowledgement.
-        inode: Its number.
-    """
-
-    state: str
-    unsent_bytes: int
-    inode: str
+    state: str  # as in the kernel's net/tcp_states.h, two hexadecimal digits
+    unsent_bytes: int  # how many bytes wait to be sent, or for their acknowledgement
+    inode: str  # its number
 
 
 class ReservedPorts:

@@ -97,10 +97,7 @@ def shim_command(death_signal: signal.Signals) -> list[str]:
     """Return what a command begins with whose program gets a signal when the thread that started it ends.
 
     An interrupt of the main thread may come when the child is there and `Popen` has not returned yet, so that nobody
-    knows of it.
-
-    Returns:
-        The beginning of the command; empty where there is no Python interpreter to run it.
+    knows of it. It is empty where there is no Python interpreter to run it.
     """
     interpreter = sys.executable or shutil.which("python3")
     if not interpreter:
@@ -186,11 +183,7 @@ class ServerProcess:
         call_in_child(self, lambda process: replace_descriptors([process._pidfd]))
 
     def start(self) -> None:
-        """Start the process. It has not opened a port yet when this returns.
-
-        Raises:
-            TritonServerStartError: The program does not exist or may not be run.
-        """
+        """Start the process, which has not opened a port yet when this returns."""
         program = self._command[0]
         if shutil.which(program) is None:
             what = "is no program that this user may run" if os.path.exists(program) else "does not exist"
@@ -298,14 +291,9 @@ class ServerProcess:
         return self._ended.wait(timeout_s)
 
     def stop(self, patience_s: float, *, hurried: Callable[[], bool] = lambda: False) -> int | None:
-        """End the process: SIGINT, then after `patience_s` a warning and SIGKILL.
+        """End the process: SIGINT, then after `patience_s`, or once `hurried` returns true, a warning and SIGKILL.
 
-        Args:
-            patience_s: How long it may take to end by itself, in seconds.
-            hurried: Asked again and again; True ends the patience at once.
-
-        Returns:
-            The exit code; None if it never ran, or if not even SIGKILL ended it in `KILL_DEADLINE_S`.
+        Returns the exit code; None if it never ran, or if not even SIGKILL ended it in `KILL_DEADLINE_S`.
         """
         self._stopping = True
         if self.handover is not None:
@@ -334,10 +322,8 @@ class ServerProcess:
     def abort(self, reason: str) -> None:
         """End a process that does not answer any more: SIGABRT, at which it says where it is, and then SIGKILL.
 
-        Its end is reported as one that nobody ordered.
-
-        Args:
-            reason: Why; it goes to the log, and is among the last lines of the report.
+        Its end is reported as one that nobody ordered. The reason goes to the log, and is among the last lines of the
+        report.
         """
         popen = self._popen
         if popen is None or self._ended.is_set():

@@ -24,17 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class Stub(NamedTuple):
-    """A stub that lives.
+    """A stub that lives."""
 
-    Attributes:
-        pid: Its process.
-        model: Name and version of its model; empty while it is being started.
-        memory: Its shared memory; /dev/shm itself while it is being started.
-    """
-
-    pid: int
-    model: tuple[str, str]
-    memory: Path
+    pid: int  # its process
+    model: tuple[str, str]  # name and version of its model; empty while it is being started
+    memory: Path  # its shared memory; /dev/shm itself while it is being started
 
 
 def stubs_of(pid: int | None) -> Iterator[Stub]:

@@ -34,13 +34,10 @@ class Golden:
         known: Sequence[Mapping[str, Any]] | None,
         on_answer: Callable[[dict[str, Any]], object],
     ) -> None:
-        """Begin.
+        """Begin to compare with what is `known`, or to record: then `on_answer` gets each output as JSON has it.
 
-        Args:
-            tolerance: How far numbers with fractions may be apart: by this part of the recorded one, and by this part
-                of the largest recorded one of the output, or of 1 if that is less. All else has to be equal.
-            known: What was recorded; `None` where this process is the one that records.
-            on_answer: Called with each output that is recorded, as JSON has it.
+        Numbers with fractions may be apart by `tolerance` of the recorded one, and by so much of the largest recorded
+        one of the output, or of 1 if that is less. All else has to be equal.
         """
         self._tolerance = tolerance
         self._known = known
@@ -50,8 +47,7 @@ class Golden:
     def take(self, outputs: Mapping[str, Array]) -> None:
         """Take the outputs of the next response to a warm-up request.
 
-        Raises:
-            GoldenError: They are not what was recorded.
+        Raises `GoldenError` if they are not what was recorded.
         """
         for name, value in outputs.items():
             place, self._count = self._count, self._count + 1
@@ -64,11 +60,7 @@ class Golden:
                 _compare(self._known[place], found, place, self._tolerance)
 
     def finish(self) -> None:
-        """Look whether there were as many outputs as were recorded; all warm-up requests are over.
-
-        Raises:
-            GoldenError: There were not.
-        """
+        """Look, when all warm-up requests are over, whether there were as many outputs as were recorded."""
         if self._known is not None and min(self._count, _MOST_ANSWERS) != len(self._known):
             raise GoldenError(f"expected {len(self._known)} outputs in all warm-up requests, got {self._count}")
 

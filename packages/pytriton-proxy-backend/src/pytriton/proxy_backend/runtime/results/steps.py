@@ -105,12 +105,7 @@ def _resume(resumed: asyncio.Future[None]) -> None:
 
 
 async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], None]) -> Any:
-    """Return what a generator gives next, or `NOTHING`.
-
-    Args:
-        results: The generator.
-        before_wait: Called where it waits first.
-    """
+    """Return what a generator gives next, or `NOTHING`; `before_wait` is called where it waits first."""
     step: Any = results.__anext__()
     try:
         waits_for = step.send(None)
@@ -173,10 +168,8 @@ def _log_close(error: Exception, model_name: str) -> None:
 def _rest_of(step: Awaitable[Any], waits_for: Any, thrown: BaseException | None = None) -> Generator[Any, Any, Any]:
     """Go on with a step of an asynchronous generator that has begun to wait, and return what it gives.
 
-    Args:
-        step: What `__anext__` of the generator has returned, after its first `send`.
-        waits_for: What that `send` has returned, which is for the event loop.
-        thrown: What is raised in the generator in place of its waiting.
+    The first `send` of the step has returned `waits_for`, which is for the event loop. What is `thrown` is raised in
+    the generator in place of its waiting.
     """
     running: Any = step
     sent = None
