@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ._shm.plans import SharedMemory
 
-__all__ = ["AsyncioDecoupledModelClient", "AsyncioModelClient"]
-
 Result = TypeVar("Result")
 
 

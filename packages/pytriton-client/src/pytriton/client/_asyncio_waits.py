@@ -15,8 +15,6 @@ from ._core.startup import Target
 from ._transport import AsyncTransport
 from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
 
-__all__ = ["Waits"]
-
 Answer = TypeVar("Answer")
 
 # Seconds that a call waits beyond its own deadline for another task that asks the same question: the deadline of that

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
     from ._shm.plans import SharedMemory
 
-__all__ = [
-    "DEFAULT_INFERENCE_TIMEOUT_S",
-    "DEFAULT_INIT_TIMEOUT_S",
-    "DEFAULT_UNKNOWN_MODEL_TIMEOUT_S",
-    "LATEST_MODEL_VERSION",
-    "BaseModelClient",
-    "Made",
-    "check_made_anew",
-]
-
 DEFAULT_INIT_TIMEOUT_S = 300.0
 """Default of ``init_timeout_s``: how long a client waits for its model before the first inference, in seconds."""
 DEFAULT_INFERENCE_TIMEOUT_S = 60.0

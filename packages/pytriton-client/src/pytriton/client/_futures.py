@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["FuturesModelClient"]
-
 DEFAULT_MAX_WORKERS = 128
 DEFAULT_MAX_QUEUE_SIZE = 128
 

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 from ._core.deadline import Deadline
 from ._core.forks import call_in_child
 
-__all__ = ["CallPool", "PoolClosedError", "PoolFullError"]
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from ._shm.plans import SharedMemory
 
-__all__ = ["DecoupledModelClient", "ModelClient"]
-
 Result = TypeVar("Result")
 
 

@@ -15,17 +15,6 @@ from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
 from .auth import create_auth_headers
 
-__all__ = [
-    "AsyncResponseStream",
-    "AsyncTextStream",
-    "AsyncTransport",
-    "ResponseStream",
-    "Transport",
-    "make_async_transport",
-    "make_transport",
-    "make_tritonclient",
-]
-
 
 class ResponseStream(Protocol):
     """The responses to one request, read by one thread at a time."""

@@ -21,8 +21,6 @@ from pytriton.decorators._ragged import RaggedBatch, are_of_model
 from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request, to_arrays
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
-__all__ = ["batch", "sample"]
-
 
 @overload
 def batch(

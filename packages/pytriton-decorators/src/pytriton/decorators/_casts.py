@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_array", "cast_numbers", "describe_value"]
-
 
 def as_array(value: Any) -> Any:
     """Return an array of another library, such as a column of pandas or pyarrow, as one of numpy.

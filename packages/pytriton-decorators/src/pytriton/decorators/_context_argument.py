@@ -12,8 +12,6 @@ from pytriton.decorators._calls.inputs import find_requests
 from pytriton.decorators._calls.requests import Scope
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator
 
-__all__ = ["triton_context"]
-
 ResultT = TypeVar("ResultT")
 _ARGUMENT: Final = "triton_context"
 

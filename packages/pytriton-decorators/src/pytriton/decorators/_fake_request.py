@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["FakeRequest", "request_type"]
-
 
 class FakeRequest(MutableMapping[str, Any]):
     """A request with the attributes of `pytriton.proxy.types.Request`, which is in another distribution."""

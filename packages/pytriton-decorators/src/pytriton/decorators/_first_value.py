@@ -15,8 +15,6 @@ from pytriton.decorators._calls.requests import Scope, current_scope
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, is_decorated, picklable
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
-__all__ = ["first_value"]
-
 ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)

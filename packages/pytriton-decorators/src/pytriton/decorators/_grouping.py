@@ -25,8 +25,6 @@ from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, pick
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge, to_arrays
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
-__all__ = ["group_by_keys", "group_by_values"]
-
 CallableT = TypeVar("CallableT")
 PadFunction = Callable[[list[InferenceResult]], Sequence[InferenceResult]]
 

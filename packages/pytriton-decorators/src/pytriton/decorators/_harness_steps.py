@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from pytriton.exceptions import PyTritonRuntimeError
 
-__all__ = ["steps", "steps_async"]
-
 _END: Final = object()
 
 

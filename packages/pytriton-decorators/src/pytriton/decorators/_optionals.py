@@ -22,8 +22,6 @@ from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, pick
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
-__all__ = ["fill_optionals"]
-
 CallableT = TypeVar("CallableT")
 
 

@@ -20,8 +20,6 @@ from pytriton.decorators._rows import PartialOutputs
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonRuntimeError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["ConstantPadder", "pad_batch"]
-
 CallableT = TypeVar("CallableT")
 
 _PADDED_KINDS = frozenset("biufcV")

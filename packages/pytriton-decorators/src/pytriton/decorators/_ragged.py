@@ -20,8 +20,6 @@ from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 from pytriton.model_config.cost import Cost, free_axes
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
-__all__ = ["RaggedBatch", "are_of_model"]
-
 
 class RaggedBatch:
     """The requests of one batch of a model that has a `Cost`."""

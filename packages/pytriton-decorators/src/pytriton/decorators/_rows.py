@@ -15,8 +15,6 @@ from pytriton.decorators._calls.inputs import replace_arrays
 from pytriton.decorators._casts import as_array, describe_value
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
-__all__ = ["PartialOutputs", "check_rows", "merge", "split_by_request", "to_arrays"]
-
 
 class PartialOutputs(dict[str, Any]):
     """Outputs `(len(rows), *tensor.shape)` by name, for some rows of a batch only."""

@@ -15,20 +15,14 @@ from pytriton.decorators._fake_request import request_type
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
-__all__ = ["Checker", "Result"]
-
 
 class Result(dict[str, Any]):
-    """The outputs of one request by name, as a client would get them.
-
-    Attributes:
-        parameters: Response parameters.
-    """
+    """The outputs of one request by name, as a client would get them."""
 
     def __init__(self, outputs: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> None:
         """Make a result of arrays by name and response parameters."""
         super().__init__(outputs)
-        self.parameters: dict[str, Any] = dict(parameters or {})
+        self.parameters: dict[str, Any] = dict(parameters or {})  # response parameters
 
 
 class Checker:

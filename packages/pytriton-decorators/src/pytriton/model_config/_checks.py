@@ -8,21 +8,6 @@ import numpy as np
 
 from pytriton.exceptions import PyTritonBadParameterError
 
-__all__ = [
-    "INT32_MAX",
-    "INT64_MAX",
-    "MICROSECONDS_MAX",
-    "UINT32_MAX",
-    "UINT64_MAX",
-    "check_bool",
-    "check_integer",
-    "check_seconds",
-    "is_list",
-    "parameter_error",
-    "to_microseconds",
-    "to_shape",
-]
-
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1

@@ -7,8 +7,6 @@ from typing import Any
 
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
-__all__ = ["HINTS_PARAMETER", "read_hints", "write_hints"]
-
 HINTS_PARAMETER = "pytriton_hints"
 """The parameter: a JSON object with the hints of `inputs` and `outputs`, each by the names of tensors. Clients and the
 page of a server read it as well."""

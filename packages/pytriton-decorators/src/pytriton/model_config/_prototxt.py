@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from pytriton.exceptions import PyTritonModelConfigError
 
-__all__ = ["parse_prototxt", "render"]
-
 _INDENT: Final = "  "
 # The text format has short escapes for these, or they would end or change a string.
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}

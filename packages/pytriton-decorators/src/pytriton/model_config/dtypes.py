@@ -12,16 +12,6 @@ import numpy as np
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonModelConfigError
 
-__all__ = [
-    "CONFIG_PREFIX",
-    "array_dtype",
-    "canonical_type",
-    "config_name",
-    "is_string",
-    "type_from_config_name",
-    "wire_name",
-]
-
 CONFIG_PREFIX: Final = "TYPE_"
 
 _NUMERIC: Final[dict[type[np.generic], str]] = {

@@ -13,15 +13,6 @@ from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config._checks import UINT32_MAX, check_bool, check_integer, parameter_error, to_shape
 from pytriton.model_config.dtypes import array_dtype, canonical_type, is_string, wire_name
 
-__all__ = [
-    "ModelWarmup",
-    "TensorLike",
-    "WarmupInput",
-    "generate_warmup_data",
-    "generate_warmup_requests",
-    "warmup_request",
-]
-
 Array = np.ndarray[Any, Any]
 
 _SHAPE_RULE = "an iterable of integers, each at least 0"

@@ -8,8 +8,6 @@ and mixes its modules with ours. Every distribution holds the same copy of this 
 import sys
 from typing import Any
 
-__all__ = ["require_namespace_package"]
-
 
 def require_namespace_package() -> None:
     """Check that the parent of the importing package is the namespace package."""

@@ -16,18 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "CPU",
-    "KINDS",
-    "DLManagedTensor",
-    "DLManagedTensorVersioned",
-    "DLTensor",
-    "address_in",
-    "is_capsule",
-    "python_function",
-    "to_capsule",
-]
-
 KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}
 """DLPack's type codes by the kinds of numpy's types."""
 CPU = 1

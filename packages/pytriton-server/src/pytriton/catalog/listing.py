@@ -15,24 +15,6 @@ from pytriton.client.management import parse_model_config
 from pytriton.proxy_backend.process.budget import size_text
 from pytriton.server.control.http import Control, ControlError, VersionState, fetch
 
-__all__ = [
-    "ASLEEP",
-    "NOT_READY",
-    "Counts",
-    "ListedModel",
-    "ModelUse",
-    "Tables",
-    "find_spec",
-    "find_versions",
-    "known_models",
-    "list_models",
-    "models_as_json",
-    "models_as_text",
-    "read_sleep",
-    "read_tables",
-    "with_sleep",
-]
-
 _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
 _USE = ("MEMORY", "USED", "WOKEN")
 _NUMBERS = ("OK", "FAILED", "AVERAGE", *_USE)

@@ -11,8 +11,6 @@ from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER
 
-__all__ = ["describe_openapi", "generate_problem", "infer_problem"]
-
 OPENAPI_VERSION = "3.1.0"
 
 Schema = dict[str, Any]

@@ -15,8 +15,6 @@ from pytriton.catalog.openapi import generate_problem, infer_problem
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.decorators.serving import is_file, json_example
 
-__all__ = ["asks_for_file", "describe_calls", "describe_type", "example_text", "python_type"]
-
 # Nobody writes more values by hand.
 _MOST_EXAMPLES = 64
 # These arguments of the client's calls are not inputs.

@@ -13,8 +13,6 @@ from pytriton.client import ModelResult, ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientValueError
 from pytriton.decorators.serving import describe_tensors
 
-__all__ = ["describe_inputs", "describe_signature", "parse_inputs", "result_as_json", "result_as_text"]
-
 # Larger arrays are abbreviated, as numpy does.
 _MOST_SHOWN = 1000
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}

@@ -18,8 +18,6 @@ from pytriton.cli.checks.report import Report, ReportError
 from pytriton.cli.checks.steps import Steps
 from pytriton.guests import find_guests
 
-__all__ = ["run"]
-
 _INTERRUPTED = 128 + signal.SIGINT
 _BANNER = (
     "The report names files, hosts, users and settings of this machine, and variables of the environment. What looks "

@@ -14,8 +14,6 @@ import numpy as np
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
-__all__ = ["Level", "as_json", "as_table", "draw_chart", "make_inputs", "measure", "table_row"]
-
 _TITLES = ("CALLERS", "REQUESTS/S", "P50 MS", "P90 MS", "P99 MS", "ERRORS")
 _WIDTHS = tuple(max(len(title), 10) for title in _TITLES)
 # A pause after an error, so that a caller who is refused does not call all the time.

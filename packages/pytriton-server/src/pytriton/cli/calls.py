@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pytriton.client import ModelClient, ModelSpec, TlsSettings
     from pytriton.server.control.http import Control
 
-__all__ = ["bench", "infer", "models"]
-
 _TOKEN_ADVICE = "The server asks for its access token: --access-token, or the variable PYTRITON_ACCESS_TOKEN"
 _DEFAULT_URL = "localhost:8000"
 # Answers of other servers begin like this: pages, or JSON in another form. Triton's texts are already taken out of its

@@ -15,8 +15,6 @@ from pytriton.proxy_backend.settings import DURATION, read_duration
 from pytriton.server.models.process_workers import SLEEPS
 from pytriton.server.settings.config import TritonConfig
 
-__all__ = ["ConfigFile", "ConfigFileError", "check_duration", "check_sleep", "read_config"]
-
 # These fields are objects.
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
 # The function determines these fields.

@@ -3,8 +3,6 @@
 import importlib.metadata
 from pathlib import Path
 
-__all__ = ["ProjectError", "make_project"]
-
 _APP = '''"""A model: `pytriton serve app.py --reload` serves it, and serves it anew whenever this file is saved."""
 
 from pytriton.decorators import model

@@ -17,8 +17,6 @@ from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.system.threads import keep_on
 
-__all__ = ["Reloader"]
-
 # Files must be unchanged for this long before they are read, because programs write them in several steps.
 _QUIET_MS = 100
 _LOOK_MS = 50

@@ -14,8 +14,6 @@ from pytriton.cli.config_file import ConfigFileError
 from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
 
-__all__ = ["replacing"]
-
 logger = logging.getLogger(__name__)
 
 _JOIN_S = 30.0

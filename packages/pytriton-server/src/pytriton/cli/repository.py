@@ -5,8 +5,6 @@ from typing import Any
 
 from pytriton.cli.server_options import ServerOptions
 
-__all__ = ["serve_repository"]
-
 
 def serve_repository(options: ServerOptions, **settings: Any) -> None:
     """Serve a model repository until a signal ends it."""

@@ -29,8 +29,6 @@ from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
 from pytriton.server.models.process_workers import PROCESS, SLEEPS
 from pytriton.triton import ProcessWorker, Triton
 
-__all__ = ["serve"]
-
 logger = logging.getLogger(__name__)
 
 # The lines for a terminal replace what these loggers write at INFO during a start.

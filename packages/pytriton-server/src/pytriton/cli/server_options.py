@@ -21,8 +21,6 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.triton import Triton
 
-__all__ = ["ServerOptions"]
-
 logger = logging.getLogger(__name__)
 
 

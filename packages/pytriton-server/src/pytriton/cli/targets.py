@@ -22,8 +22,6 @@ from pytriton.proxy_backend.worker.loading import load_module
 from pytriton.server.lifecycle.stop_signals import StopRequested
 from pytriton.triton import Triton
 
-__all__ = ["UserCodeError", "folder_of", "load_served", "user_code_error"]
-
 _EXAMPLE = """decorate a function with @model, as in
 
 from pytriton.decorators import model

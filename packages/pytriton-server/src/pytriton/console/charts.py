@@ -5,17 +5,6 @@ from typing import Any, TypeAlias
 
 from pytriton.console.samples import Point
 
-__all__ = [
-    "COLORS",
-    "MOST_LINES",
-    "batch_chart",
-    "failures_chart",
-    "lately",
-    "latency_chart",
-    "names_of",
-    "requests_chart",
-]
-
 MOST_LINES = 8
 """The chart of requests shows this many models separately."""
 

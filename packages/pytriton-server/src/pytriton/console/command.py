@@ -19,8 +19,6 @@ from pytriton.guests import Guest
 if TYPE_CHECKING:
     from pytriton.triton import Triton
 
-__all__ = ["PASSWORD_VARIABLE", "ConsoleGuest", "console_command"]
-
 PASSWORD_VARIABLE = "PYTRITON_CONSOLE_PASSWORD"
 """The environment variable with the password of the console."""
 

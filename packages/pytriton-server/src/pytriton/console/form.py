@@ -14,8 +14,6 @@ from pytriton.console.guard import MAX_BODY_BYTES
 from pytriton.console.media import Part
 from pytriton.console.trials import Caller, Trial
 
-__all__ = ["Form"]
-
 _STREAM_REFRESH_S = 0.2
 _MOST_INPUTS = 100
 _TOOLS = ("curl", "Python", "JavaScript")

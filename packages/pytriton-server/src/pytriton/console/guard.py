@@ -18,8 +18,6 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["LEAST_PASSWORD", "Guard", "is_loopback"]
-
 LEAST_PASSWORD = 8
 """The fewest characters of a password."""
 

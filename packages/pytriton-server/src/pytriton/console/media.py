@@ -9,8 +9,6 @@ import numpy as np
 
 from pytriton.client import ModelResult
 
-__all__ = ["Part", "describe_parts", "find_parts", "media_type_of"]
-
 MOST_PARTS = 12
 """Further parts of one answer are left out."""
 

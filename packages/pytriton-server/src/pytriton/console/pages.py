@@ -34,8 +34,6 @@ from pytriton.console.watcher import LogFile, View, Watcher
 from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.server.control.http import Control, ControlError
 
-__all__ = ["Console", "make_app"]
-
 TITLE = "pytriton console"
 
 _REFRESH_S = 0.5

@@ -13,8 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytriton.catalog.listing import ModelUse
 
-__all__ = ["ModelCounts", "Point", "Sample", "WorkerCounts", "read_metrics", "read_statistics", "since", "total"]
-
 _QUANTILES = {"0.5": "p50", "0.99": "p99"}
 _SUMMARY = "nv_inference_request_summary_us"
 _COUNTERS = {

@@ -20,8 +20,6 @@ from pytriton.console.watcher import LogFile, MetricsSource, Watcher
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.server.control.connect import connect
 
-__all__ = ["ConsoleOptions", "serve_console"]
-
 _METRICS_PORT = 8002
 _END_S = 2
 

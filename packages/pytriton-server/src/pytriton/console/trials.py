@@ -14,8 +14,6 @@ from pytriton.client import DecoupledModelClient, ModelClient, ModelResult, Mode
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from pytriton.console.media import MOST_PARTS, Part, describe_parts, find_parts
 
-__all__ = ["Caller", "Trial"]
-
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0

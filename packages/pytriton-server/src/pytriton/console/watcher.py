@@ -21,8 +21,6 @@ from pytriton.client.exceptions import PyTritonClientError
 from pytriton.console.samples import Point, Sample, WorkerCounts, read_metrics, read_statistics, since, total
 from pytriton.server.control.http import Control, ControlError, VersionState, fetch
 
-__all__ = ["INTERVAL_S", "LogFile", "MetricsSource", "View", "Watcher"]
-
 INTERVAL_S = 2.0
 """Seconds between two questions to the server while somebody has a page open."""
 

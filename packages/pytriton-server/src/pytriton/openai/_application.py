@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pytriton.client.management import TlsSettings
     from pytriton.triton import Triton
 
-__all__ = ["application"]
-
 DEFAULT_MAX_BODY_BYTES = 16 << 20
 DEFAULT_TIMEOUT_S = 600.0
 _OWNER = "pytriton"

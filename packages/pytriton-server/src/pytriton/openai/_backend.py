@@ -21,8 +21,6 @@ from pytriton.openai._models import EndpointModel, UnfitModelError, read_model
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import ControlError
 
-__all__ = ["Asked", "Backend", "Link"]
-
 # What is known of a model may be this old. Asking before every request would cost as much as a small model.
 _FRESH_S = 1.0
 _DENIED = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")

@@ -16,8 +16,6 @@ from pytriton.openai._models import LOGPROBS, TOOL_CALLS, TOOL_PARSER, EndpointM
 from pytriton.openai._requests import ChatRequest, TokenizeRequest, make_tensor, unsupported
 from pytriton.openai._structured import SCHEMA, AnswerCheck, read_response_format
 
-__all__ = ["Chat", "read_chat", "render_prompt"]
-
 
 @dataclass
 class Chat:

@@ -14,8 +14,6 @@ from pytriton.client.exceptions import (
     PyTritonClientValueError,
 )
 
-__all__ = ["OpenAIError", "from_client_error", "from_validation", "model_failed"]
-
 _UNAVAILABLE = ("503", "UNAVAILABLE")
 # Triton answers with these if inputs are wrong.
 _INVALID = ("400", "INVALID_ARGUMENT")

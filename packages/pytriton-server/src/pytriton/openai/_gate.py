@@ -16,8 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pytriton.openai._errors import OpenAIError
 
-__all__ = ["EventStream", "Gate", "encoded_events", "until_gone"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,6 @@ from pytriton.openai._tokens.tokenizer import Tokenizer
 from pytriton.openai._tokens.usage import Usage
 from pytriton.openai._tool_calls import joined_calls
 
-__all__ = ["CHAT", "COMPLETION", "Generation", "Wishes", "joined"]
-
 _DONE = "[DONE]"
 _BEGIN = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 # Stands for a text; no model name contains it.

@@ -13,8 +13,6 @@ from pytriton.openai._errors import OpenAIError
 from pytriton.openai._models import EndpointModel
 from pytriton.openai._requests import MOST_LEVELS, depth_of
 
-__all__ = ["AUDIO", "IMAGES", "Conversation", "read_messages"]
-
 IMAGES, AUDIO = "images", "audio"
 """The optional inputs for the files in messages: lists of images and of audio."""
 

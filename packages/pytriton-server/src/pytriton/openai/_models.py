@@ -15,8 +15,6 @@ from pytriton.openai._templates import ChatTemplate
 from pytriton.openai._tokens.tokenizer import Tokenizer, read_tokenizer
 from pytriton.openai._tool_calls import TOOL_PARSERS
 
-__all__ = ["CHAT_TEMPLATE", "ENDPOINTS", "EndpointModel", "UnfitModelError", "read_model"]
-
 CHAT_TEMPLATE = "chat_template"
 """The entry of `parameters` in the model's configuration that holds its chat template."""
 TOKENIZER_CONFIG = "tokenizer_config"

@@ -15,25 +15,6 @@ from pydantic_core import PydanticCustomError
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._models import EndpointModel
 
-__all__ = [
-    "Body",
-    "ChatRequest",
-    "CompletionRequest",
-    "DetokenizeRequest",
-    "EmbeddingRequest",
-    "Generating",
-    "RerankRequest",
-    "ScoreRequest",
-    "TokenizeRequest",
-    "TranscriptionRequest",
-    "depth_of",
-    "encode_text",
-    "inputs_and_parameters",
-    "make_tensor",
-    "read_texts",
-    "unsupported",
-]
-
 _logger = logging.getLogger(__name__)
 
 MOST_CHOICES = 128

@@ -13,8 +13,6 @@ from jsonschema.validators import extend
 from pytriton.openai._errors import OpenAIError, model_failed
 from pytriton.openai._requests import depth_of
 
-__all__ = ["SCHEMA", "AnswerCheck", "read_response_format"]
-
 SCHEMA = "json_schema"
 """The optional input for the schema."""
 

@@ -16,8 +16,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pytriton.openai._errors import OpenAIError
 
-__all__ = ["DEFAULT_TEMPLATE", "ChatTemplate"]
-
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
     "{% for call in message.tool_calls or [] %}"

@@ -24,8 +24,6 @@ from pytriton.openai._models import (
 )
 from pytriton.openai._tool_calls import CallDeltas, ToolText, longest_begin
 
-__all__ = ["NO_COUNTS", "Part", "Stops", "merged", "read_parts", "read_texts", "tells_text_alone"]
-
 T = TypeVar("T")
 
 # More parts at once would block the event loop for too long.

@@ -11,8 +11,6 @@ from typing import Any
 
 from pytriton.openai._errors import OpenAIError, model_failed
 
-__all__ = ["TOOL_PARSERS", "CallDeltas", "ToolText", "joined_calls", "longest_begin"]
-
 _MOST_CALLS = 128
 _SEPARATORS = " \t\r\n;,"
 _MISTRAL_NAME = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")

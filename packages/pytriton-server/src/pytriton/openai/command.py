@@ -19,8 +19,6 @@ from pytriton.guests import Guest
 if TYPE_CHECKING:
     from pytriton.triton import Triton
 
-__all__ = ["API_KEY_VARIABLE", "EndpointError", "OpenAiGuest", "openai_command"]
-
 API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
 """The environment variable with the API key."""
 

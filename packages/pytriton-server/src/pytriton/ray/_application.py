@@ -15,8 +15,6 @@ from pytriton.triton import TritonConfig
 if TYPE_CHECKING:
     from ray.serve import Application
 
-__all__ = ["GRPC_SERVICER", "application", "serve_forever"]
-
 _SAME_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """What has a replica run on the event loop of Ray's own work in its process. It can, as while it serves it never keeps
 a loop waiting; on one of its own, every request changes threads some times, and each answer may be sent in two."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import grpc
 
-__all__ = ["METHODS", "SERVICE", "STREAM_METHOD", "Message", "add_GRPCInferenceServiceServicer_to_server"]
-
 SERVICE = "inference.GRPCInferenceService"
 METHODS = (
     *("ModelInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),

@@ -18,8 +18,6 @@ from pytriton.ray._grpc import METHODS, SERVICE, STREAM_METHOD, Message
 from pytriton.ray._upstream import Upstream
 from pytriton.triton import Triton, TritonConfig
 
-__all__ = ["Replica"]
-
 _LOOPBACK = "127.0.0.1"
 # These headers belong to the connection (RFC 9110, 7.6.1), or follow from the message. The caller's server has already
 # answered `expect`.

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 import httptools
 
-__all__ = ["Answer", "Upstream"]
-
 Headers = Sequence[tuple[bytes, bytes]]
 
 _CONNECT_S = 10.0

@@ -14,8 +14,6 @@ from pytriton.guests import Guest
 if TYPE_CHECKING:
     from pytriton.triton import Triton
 
-__all__ = ["RayGuest"]
-
 _NEW_CLUSTER = "local"
 # All other options concern a single server.
 _MEANT = frozenset(("ray", "replicas", "address", "http_port", "grpc_port", "check"))

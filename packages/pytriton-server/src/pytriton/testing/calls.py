@@ -16,8 +16,6 @@ from pytriton.proxy_backend.transport.calls import Call, CallResult
 from pytriton.proxy_backend.wire.layout import ErrorCode
 from pytriton.testing.errors import ModelError
 
-__all__ = ["HarnessCalls"]
-
 Answer = Callable[[Any], Any]
 
 

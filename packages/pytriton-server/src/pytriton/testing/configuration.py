@@ -10,8 +10,6 @@ from typing import Any
 from pytriton.exceptions import PyTritonModelConfigError
 from pytriton.model_config.parser import parse_prototxt
 
-__all__ = ["completed_config", "read_config"]
-
 # In Triton's order; a field that is None here exists only if the configuration has it.
 _MODEL: dict[str, Any] = {
     "name": "",

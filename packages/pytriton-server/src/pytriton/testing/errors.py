@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pytriton.exceptions import PyTritonError
 
-__all__ = ["ModelError"]
-
 
 class ModelError(PyTritonError):
     """A request failed, or the model cannot be loaded; the text is what a caller of a server would get.

@@ -13,8 +13,6 @@ from pytriton.proxy_backend.wire.record import Record
 from pytriton.proxy_backend.wire.response import ResponseData, read_responses
 from pytriton.testing.errors import ModelError
 
-__all__ = ["ResponseCollector"]
-
 # A server gives this text for an error without one.
 _NO_TEXT = "an error without a text that says why"
 

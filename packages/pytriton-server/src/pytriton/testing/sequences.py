@@ -12,8 +12,6 @@ import numpy as np
 from pytriton.model_config.dtypes import array_dtype, type_from_config_name
 from pytriton.proxy_backend.wire.batch import RequestData
 
-__all__ = ["SequenceControls"]
-
 START, END = 1, 2
 _KINDS = {"CONTROL_SEQUENCE_START": START, "CONTROL_SEQUENCE_END": END}
 _VALUES = {"int32_false_true": np.int32, "fp32_false_true": np.float32, "bool_false_true": np.bool_}

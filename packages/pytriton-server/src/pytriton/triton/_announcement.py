@@ -16,8 +16,6 @@ from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.proxy_backend.system.log_gate import is_log_set_up, set_gate
 from pytriton.triton._description import ModelDescription, TritonDescription
 
-__all__ = ["describe_as_html", "present", "say_ready"]
-
 logger = logging.getLogger(__name__)
 
 # Nobody copies a longer line.

@@ -16,8 +16,6 @@ from pytriton.proxy_backend.system.threads import call_safely, keep_on
 from pytriton.server.tritonserver.process import shim_command
 from pytriton.triton._triton import Triton
 
-__all__ = ["run_beside"]
-
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0

@@ -16,8 +16,6 @@ from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.memory import MEMORY_BUDGET_VARIABLE
 
-__all__ = ["WAIT_FORM_MODEL_TIMEOUT_S", "BoundModels"]
-
 WAIT_FORM_MODEL_TIMEOUT_S = 60.0
 """How long a model may take to load on a running server, in seconds."""
 

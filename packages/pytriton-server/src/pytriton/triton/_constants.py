@@ -2,16 +2,6 @@
 
 from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 
-__all__ = [
-    "GROWTH_BACKEND_SHM_SIZE",
-    "INITIAL_BACKEND_SHM_SIZE",
-    "MODEL_CONFIG_URL",
-    "MODEL_INFER_URL",
-    "MODEL_READY_URL",
-    "MODEL_URL",
-    "TRITONSERVER_DIST_DIR",
-]
-
 TRITONSERVER_DIST_DIR = BUNDLED_FOLDER
 """Where the server that comes with this distribution is; the one in use may be another."""
 

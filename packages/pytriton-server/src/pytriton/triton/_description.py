@@ -13,8 +13,6 @@ from pytriton.server.models.definition import render_config_json
 from pytriton.server.models.process_workers import PARENT, ProcessWorker
 from pytriton.server.models.service import WorkerService
 
-__all__ = ["ModelDescription", "TritonDescription", "describe_model", "describe_triton"]
-
 
 @dataclass(frozen=True)
 class ModelDescription:

@@ -19,8 +19,6 @@ from pytriton.server.models.workers import StartCancelled
 from pytriton.triton._bound_models import BoundModels
 from pytriton.triton._stop_orders import StopOrders
 
-__all__ = ["ServerLife", "check_may_start"]
-
 _EXIT_REPORT_S = 1.0
 _POLL_S = 0.005
 

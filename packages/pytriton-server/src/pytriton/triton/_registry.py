@@ -23,8 +23,6 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver.ports import ReservedPorts, fixed_addresses
 from pytriton.triton._life import ServerLife
 
-__all__ = ["Registry", "make_alias"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

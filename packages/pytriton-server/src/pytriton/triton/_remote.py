@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pytriton.client import TlsSettings
     from pytriton.server.remote.session import RemoteSession
 
-__all__ = ["RemoteTriton"]
-
 RECONCILE_PERIOD_S = 0.25
 """How often the models on the server are looked after, in seconds."""
 

@@ -13,8 +13,6 @@ from pytriton.server.errors import TritonServerError
 from pytriton.server.lifecycle.session import Session
 from pytriton.server.models.callers import calling_model
 
-__all__ = ["StopOrders"]
-
 _LOCK_POLL_S = 0.05
 
 

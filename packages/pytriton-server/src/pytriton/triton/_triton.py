@@ -39,8 +39,6 @@ from pytriton.triton._base import STARTUP_TIMEOUT_S, WAIT_FORM_MODEL_TIMEOUT_S, 
 from pytriton.triton._description import TritonDescription
 from pytriton.triton._registry import Registry
 
-__all__ = ["Triton", "running"]
-
 _POLL_S = 0.02
 
 logger = logging.getLogger(__name__)

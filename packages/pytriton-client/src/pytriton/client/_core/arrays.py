@@ -12,8 +12,6 @@ from ..exceptions import PyTritonClientValueError
 from .options import Casting
 from .spec import TensorSpec
 
-__all__ = ["to_wire_array"]
-
 # How the hints of values begin that travel as the text of JSON.
 _OBJECT, _LIST_OF_OBJECTS = "dict", "list[dict"
 

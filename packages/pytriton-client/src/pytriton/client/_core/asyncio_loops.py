@@ -13,8 +13,6 @@ from typing import Generic, TypeVar
 
 from .forks import Lock
 
-__all__ = ["LoopsClosedError", "PerLoop"]
-
 State = TypeVar("State")
 
 

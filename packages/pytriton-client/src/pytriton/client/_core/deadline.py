@@ -7,8 +7,6 @@ import time
 
 from ..exceptions import PyTritonClientValueError
 
-__all__ = ["Deadline", "check_timeout"]
-
 # The poll() of the operating systems counts milliseconds in 31 bits; a longer limit means the same to a caller.
 _LONGEST_S = 2_000_000.0
 

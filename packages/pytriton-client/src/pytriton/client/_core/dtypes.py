@@ -8,8 +8,6 @@ import numpy as np
 
 from ..exceptions import PyTritonClientError
 
-__all__ = ["datatype_of", "dtype_of"]
-
 _DTYPES: dict[str, type[np.generic]] = {
     "BOOL": np.bool_,
     "INT8": np.int8,

@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["Lock", "call_in_child"]
-
 _Owner = TypeVar("_Owner")
 
 _calls: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()

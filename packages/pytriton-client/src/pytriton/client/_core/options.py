@@ -14,17 +14,6 @@ import numpy.typing as npt
 from ..exceptions import PyTritonClientValueError
 from .deadline import check_timeout
 
-__all__ = [
-    "NO_OPTIONS",
-    "CallOptions",
-    "Casting",
-    "Headers",
-    "ParameterValue",
-    "Parameters",
-    "check_headers",
-    "check_parameters",
-]
-
 ParameterValue = str | int | float | bool
 
 # What a call takes as parameters and headers. An array is for a model with an input of that name; to type checkers it

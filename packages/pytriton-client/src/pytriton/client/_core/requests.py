@@ -32,22 +32,6 @@ from .forks import call_in_child
 from .options import NO_OPTIONS, CallOptions, Casting, ParameterValue, check_headers, check_parameters
 from .spec import ModelSpec, TensorSpec
 
-__all__ = [
-    "InferCall",
-    "InferRequest",
-    "InferResponse",
-    "ModelResult",
-    "RequestIds",
-    "SharedTensors",
-    "Slice",
-    "build_request",
-    "check_call",
-    "decode_response",
-    "find_wrong_shape",
-    "is_end_of_stream",
-    "is_same_form",
-]
-
 # Of a longer name the beginning is compared.
 _MOST_COMPARED = 64
 
@@ -62,22 +46,16 @@ class ModelResult(dict[str, Any]):
         request_id: The id of the request that this answers.
         model_name: The model that answered.
         model_version: The version that answered, also where the client asked for the latest.
-
-    Attributes:
-        parameters: What the callable added to its response; empty where it added nothing.
-        request_id: The id of the request that this answers; ``""`` where the server did not say.
-        model_name: The model that answered.
-        model_version: The version that answered, as text; ``None`` where the server did not say.
-        is_followed: Whether it is known that the next result, or the end of the stream, is there already, so that what
-            hands results on may send several together. The clients that applications use do not tell.
     """
 
     __slots__ = ("is_followed", "model_name", "model_version", "parameters", "request_id")
 
-    parameters: dict[str, ParameterValue]
-    request_id: str
-    model_name: str
-    model_version: str | None
+    parameters: dict[str, ParameterValue]  # what the callable added to its response; empty where it added nothing
+    request_id: str  # the id of the request that this answers; ``""`` where the server did not say
+    model_name: str  # the model that answered
+    model_version: str | None  # the version that answered, as text; ``None`` where the server did not say
+    # Whether it is known that the next result, or the end of the stream, is there already, so that what hands results
+    # on may send several together. The clients that applications use do not tell.
     is_followed: bool
 
     def __init__(

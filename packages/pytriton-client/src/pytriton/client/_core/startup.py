@@ -27,22 +27,6 @@ from .deadline import Deadline
 from .spec import ModelSpec, parse_model_config
 from .translate import is_permanent
 
-__all__ = [
-    "Ask",
-    "Exchange",
-    "ModelInfo",
-    "Pause",
-    "PlanStep",
-    "Question",
-    "Target",
-    "ask_server",
-    "find_change",
-    "join_states",
-    "prepare",
-    "wait_for_model",
-    "wait_for_server",
-]
-
 # One question may take this long; a server that takes longer is asked again on a fresh connection.
 _QUESTION_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.01

@@ -20,8 +20,6 @@ from .startup import Target
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-__all__ = ["TracedCall", "in_context_of_caller", "trace_call"]
-
 SPAN_NAME = "pytriton.client"
 
 _TRACE = "opentelemetry.trace"

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from .dtypes import dtype_of
 
-__all__ = ["decode_tensor", "encode_tensor"]
-
 _LENGTH = struct.Struct("<I")
 
 

@@ -16,18 +16,6 @@ from ..exceptions import (
 )
 from .untrusted import cut_text
 
-__all__ = [
-    "Operation",
-    "closed_error",
-    "connection_error",
-    "grpc_error",
-    "is_denial",
-    "is_permanent",
-    "may_be_refusal",
-    "server_error",
-    "timeout_error",
-]
-
 # gRPC has the same status for "the server says it is unavailable" and for "there is no server"; only the text differs.
 _CONNECTION_TEXTS = (
     "failed to connect to all addresses",

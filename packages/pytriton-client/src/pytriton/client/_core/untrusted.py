@@ -17,19 +17,6 @@ import numpy.typing as npt
 
 from .dtypes import dtype_of
 
-__all__ = [
-    "DEFAULT_MAX_RESPONSE_BYTES",
-    "MOST_ERROR_BYTES",
-    "UNREADABLE",
-    "array_from_json",
-    "check_parameters",
-    "check_shape",
-    "cut_text",
-    "describe",
-    "find_error_text",
-    "parse_json",
-]
-
 DEFAULT_MAX_RESPONSE_BYTES = 4 << 30
 """The default limit of the bytes of one response."""
 

@@ -29,8 +29,6 @@ from .transport import ABANDONED_CALL_S, MAX_BUFFERED_WRITE_BYTES, STREAM_END_TI
 if TYPE_CHECKING:
     from .direct_stream import DirectStream, Http2Channel
 
-__all__ = ["AsyncGrpcTransport", "make_tritonclient"]
-
 _Abandon = Callable[[Any, "asyncio.Future[Any] | None"], None]
 
 

@@ -11,25 +11,6 @@ from .._core.untrusted import UNREADABLE
 from ..exceptions import PyTritonClientInferenceServerError
 from .messages import decode_infer_response, decode_model_config, encode_infer_request, encode_load_request, service_pb2
 
-__all__ = [
-    "GrpcCall",
-    "check_message",
-    "infer",
-    "is_unavailable",
-    "list_models",
-    "list_shared_memory",
-    "load_model",
-    "model_config",
-    "model_ready",
-    "read_infer_response",
-    "read_model_config",
-    "register_shared_memory",
-    "server_ready",
-    "stream_operation",
-    "unload_model",
-    "unregister_shared_memory",
-]
-
 _UNAVAILABLE_STATUSES = ("NOT_FOUND", "UNAVAILABLE")
 
 

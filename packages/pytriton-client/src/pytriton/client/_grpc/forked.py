@@ -10,8 +10,6 @@ from types import FrameType
 
 from ..exceptions import PyTritonClientValueError
 
-__all__ = ["check_fork", "is_usable", "watch_forks"]
-
 # The last process that was forked while other threads were waiting in gRPC: neither it nor its children can use gRPC.
 _parent: int | None = None
 

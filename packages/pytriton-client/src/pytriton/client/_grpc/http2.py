@@ -26,8 +26,6 @@ from .._core.url import TritonUrl
 from .._route.addresses import Attempts
 from .._route.asyncio_sockets import open_socket
 
-__all__ = ["Http2Call", "Http2Channel", "Http2Error"]
-
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
     0x0, 0x1, 0x3, 0x4, 0x5, 0x6, 0x7, 0x8, 0x9,

@@ -15,8 +15,6 @@ import grpc.experimental.gevent
 from ..exceptions import PyTritonClientValueError
 from ..warnings import PyTritonWarning
 
-__all__ = ["adapt_to_patches", "check_stream"]
-
 _ADVICE = "Use an http:// address, whose calls give way to other green threads."
 
 

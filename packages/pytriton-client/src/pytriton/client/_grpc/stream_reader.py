@@ -13,8 +13,6 @@ from .._core.translate import Operation, server_error
 from .calls import check_message, read_infer_response
 from .messages import DecodeError, service_pb2
 
-__all__ = ["StreamReader"]
-
 # The keys of the fields `ModelStreamInferResponse.infer_response` and `ModelInferResponse.raw_output_contents`.
 _RESPONSE, _CONTENTS = b"\x12", b"\x32"
 # The wire types of protobuf, and the sizes of those of fixed length.

@@ -28,8 +28,6 @@ from .messages import STREAM_METHOD, channel_options, encode_infer_request, make
 from .patched import adapt_to_patches, check_stream
 from .watchdog import Watchdog
 
-__all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
-
 # How long to wait for the end of a call whose last response has come, in seconds.
 STREAM_END_TIMEOUT_S = 5.0
 # How long an abandoned stream may run on before it is cancelled, in seconds; most end by themselves in this time. If a

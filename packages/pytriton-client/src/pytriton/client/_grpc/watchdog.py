@@ -10,8 +10,6 @@ from typing import Protocol
 
 from .._core.forks import call_in_child
 
-__all__ = ["Watchdog", "Watched"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .connection import is_silent
 from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
 
-__all__ = ["HttpConnection", "connect"]
-
 # Up to this many bytes of a body are handed to the transport at a time: what it cannot send at once, it copies.
 _PIECE_BYTES = 1 << 18
 # At most this much of a stream is read before somebody takes it.

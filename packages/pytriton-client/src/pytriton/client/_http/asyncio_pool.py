@@ -16,8 +16,6 @@ from .asyncio_connection import HttpConnection, connect
 from .pool import MAX_IDLE_CONNECTIONS
 from .wire import HttpRequest, HttpResponse, is_unserved, may_retry
 
-__all__ = ["AsyncConnectionPool", "AsyncHttpStream"]
-
 # More requests than this at one time wait for a connection; each one is a file descriptor.
 _MAX_CONNECTIONS = 256
 _CLOSING_TIMEOUT_S = 1.0

@@ -25,8 +25,6 @@ from .asyncio_pool import AsyncConnectionPool, AsyncHttpStream
 from .generate import GenerateReader
 from .wire import HttpRequest, HttpResponse, HttpWireError
 
-__all__ = ["AsyncHttpTransport", "make_tritonclient"]
-
 
 def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
     """Return an asyncio client of tritonclient itself, for code that wants one."""

@@ -14,8 +14,6 @@ from .._route.addresses import ATTEMPT_DELAY_S, Address, Attempts, order_address
 from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .wire import HttpRequest, HttpResponse, ResponseReader, encode_head
 
-__all__ = ["HttpConnection", "is_silent"]
-
 # Below this a copy costs less than a second system call.
 _JOIN_BELOW_BYTES = 1 << 16
 

@@ -30,8 +30,6 @@ from .._core.untrusted import (
 )
 from ..exceptions import PyTritonClientError, PyTritonClientValueError
 
-__all__ = ["GenerateReader", "encode_generate_request"]
-
 _UNSUPPORTED = ("FP16", "BF16")
 # These keys of the JSON are no tensors.
 _INPUT_KEYS = ("id", "parameters")

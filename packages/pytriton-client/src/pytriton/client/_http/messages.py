@@ -33,30 +33,6 @@ from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from .generate import encode_generate_request
 from .wire import TENSORS_START, HttpRequest, HttpResponse, HttpWireError, ResponseTooLargeError, parse_number
 
-__all__ = [
-    "LIST_MODELS",
-    "SERVER_READY",
-    "SHOW_MODELS",
-    "check_status",
-    "failed_exchange",
-    "infer_request",
-    "list_shared_memory_request",
-    "load_request",
-    "model_config_request",
-    "model_path",
-    "model_ready_request",
-    "read_infer_response",
-    "read_model_config",
-    "read_model_states",
-    "read_readiness",
-    "read_shared_memory_names",
-    "read_shown_models",
-    "register_shared_memory_request",
-    "stream_request",
-    "unload_request",
-    "unregister_shared_memory_request",
-]
-
 _FIRST_LINE_BYTES = 1 << 10
 
 SERVER_READY = HttpRequest("GET", "/v2/health/ready")

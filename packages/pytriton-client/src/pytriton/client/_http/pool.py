@@ -22,8 +22,6 @@ from .wire import HttpRequest, HttpResponse, HttpWireError, is_unserved, may_ret
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["MAX_IDLE_CONNECTIONS", "ConnectionPool", "HttpStream", "PoolClosedError"]
-
 MAX_IDLE_CONNECTIONS = 128
 
 

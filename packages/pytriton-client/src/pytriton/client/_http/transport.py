@@ -20,8 +20,6 @@ from .generate import GenerateReader
 from .pool import ConnectionPool, HttpStream, PoolClosedError
 from .wire import HttpRequest, HttpResponse, HttpWireError
 
-__all__ = ["HttpTransport", "make_tritonclient"]
-
 
 def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
     """Return a client of tritonclient itself, for code that wants one."""

@@ -15,19 +15,6 @@ import numpy as np
 
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES, describe
 
-__all__ = [
-    "TENSORS_START",
-    "HttpRequest",
-    "HttpResponse",
-    "HttpWireError",
-    "ResponseReader",
-    "ResponseTooLargeError",
-    "encode_head",
-    "is_unserved",
-    "may_retry",
-    "parse_number",
-]
-
 TENSORS_START = "Inference-Header-Content-Length"
 """The header that says where in a body the JSON ends and the first tensor begins."""
 

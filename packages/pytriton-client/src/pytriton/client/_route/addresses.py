@@ -12,8 +12,6 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["ATTEMPT_DELAY_S", "Address", "Attempts", "ConnectTimeoutError", "order_addresses"]
-
 ATTEMPT_DELAY_S = 0.25
 """How many seconds an attempt to connect is alone before the next one begins."""
 

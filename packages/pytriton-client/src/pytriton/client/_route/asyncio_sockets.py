@@ -8,8 +8,6 @@ from typing import Any
 
 from .addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
 
-__all__ = ["open_socket"]
-
 
 async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.socket:
     """Connect to the first address of a host that answers."""

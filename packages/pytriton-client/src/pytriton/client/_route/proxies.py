@@ -14,8 +14,6 @@ from .._core.untrusted import describe
 from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientValueError
 
-__all__ = ["MAX_TUNNEL_BYTES", "NO_GRPC_PROXY", "Route", "check_tunnel", "describe_proxy", "find_route"]
-
 MAX_TUNNEL_BYTES = 1 << 16
 """The longest answer of a proxy that is read before a tunnel is open."""
 

@@ -19,8 +19,6 @@ from .._core.tensors import decode_tensor, encode_tensor
 from .pool import RegionPool
 from .regions import Region
 
-__all__ = ["Expectations", "Placed", "layout_of_inputs"]
-
 _ALIGNMENT = 64
 # How many shapes of inputs are remembered with the sizes of their outputs.
 _MOST_SHAPES = 64

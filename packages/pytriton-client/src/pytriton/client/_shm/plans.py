@@ -27,8 +27,6 @@ from .placing import Expectations, Placed, layout_of_inputs
 from .pool import RegionPool, stale_regions_of
 from .regions import FOLDER, Region, is_left_behind, remove_left_files
 
-__all__ = ["SharedMemory", "is_usable"]
-
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 1 << 18

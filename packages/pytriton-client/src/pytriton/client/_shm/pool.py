@@ -24,8 +24,6 @@ import numpy.typing as npt
 from .._core.forks import call_in_child
 from .regions import Region, room
 
-__all__ = ["RegionPool", "StaleRegions", "stale_regions_of"]
-
 # At most this fraction (1/n) of the host's shared memory may be free here, and as much may be lent.
 _SHARE = 4
 # How long a region may be free, in seconds.

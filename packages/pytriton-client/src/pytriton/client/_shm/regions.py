@@ -19,8 +19,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FOLDER", "Region", "is_left_behind", "remove_left_files", "room"]
-
 FOLDER = "/dev/shm"
 _PREFIX = "pytriton-client"
 _NAME = re.compile(re.escape(_PREFIX) + r"\.([0-9a-f]+)\.([0-9]{1,9})\.([0-9]+)\.[0-9a-f]+")

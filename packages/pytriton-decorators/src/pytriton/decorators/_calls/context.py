@@ -18,17 +18,6 @@ from pytriton.decorators._calls.wrapping import undecorated
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = [
-    "SERVED_MODEL",
-    "ModelConfigDict",
-    "ServedModel",
-    "TritonContext",
-    "find_model_config",
-    "find_triton_context",
-    "get_model_config",
-    "get_triton_context",
-]
-
 _ATTRIBUTE: Final = "__triton_context__"
 
 

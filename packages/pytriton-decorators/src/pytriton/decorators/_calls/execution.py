@@ -25,8 +25,6 @@ import numpy as np
 
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, PendingScope, Scope
 
-__all__ = ["EXHAUSTED", "Call", "Plan", "Prepare", "SingleCall", "combine", "execute", "execute_async"]
-
 Call = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None]
 """Positional and keyword arguments of a call of the callable below, and the scope in which it is made; without one, in
 that of the decorated callable."""

@@ -14,19 +14,6 @@ from pytriton.exceptions import (
     PyTritonValidationError,
 )
 
-__all__ = [
-    "check_names",
-    "find_requests",
-    "forbid_requests",
-    "get_all_arrays",
-    "get_arrays",
-    "get_batched_inputs",
-    "get_inference_request_batch_size",
-    "make_batch_error",
-    "replace_arrays",
-    "require_requests",
-]
-
 
 def get_inference_request_batch_size(inference_request: InferenceRequest) -> int:
     """Return the number of rows of a request of a batching model.

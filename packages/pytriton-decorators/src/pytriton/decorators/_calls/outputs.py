@@ -7,8 +7,6 @@ from pytriton.decorators._calls.context import get_model_config
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["convert_output"]
-
 
 def convert_output(
     outputs: Any, wrapped: Any = None, instance: Any = None, model_config: TritonModelConfig | None = None

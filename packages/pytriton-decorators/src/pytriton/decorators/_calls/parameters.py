@@ -12,8 +12,6 @@ from pytriton.decorators._calls.requests import get_requests, get_row_requests
 from pytriton.decorators._calls.signatures import layers_of
 from pytriton.decorators._calls.wrapping import is_decorated
 
-__all__ = ["reads_parameters"]
-
 # A callable of arrays gets at its requests by one of these functions.
 _WAYS = (get_requests, get_row_requests, get_triton_context)
 _NAMES = {way.__name__ for way in _WAYS}

@@ -7,18 +7,6 @@ from typing import Any, Final
 from pytriton.decorators._calls.inputs import get_inference_request_batch_size
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError
 
-__all__ = [
-    "CURRENT_SCOPE",
-    "NO_SCOPE",
-    "PendingScope",
-    "Scope",
-    "current_scope",
-    "find_batched_arrays",
-    "get_requests",
-    "get_row_requests",
-    "make_scope",
-]
-
 
 class Scope:
     """The requests that the arrays of a call were made of, and which rows belong to which request."""

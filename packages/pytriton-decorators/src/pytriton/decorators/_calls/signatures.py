@@ -13,8 +13,6 @@ from pytriton.decorators._calls.wrapping import Layer, is_decorated, layer_of
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["check_callable", "layers_of"]
-
 logger = logging.getLogger(__name__)
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

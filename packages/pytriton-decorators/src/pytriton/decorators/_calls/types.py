@@ -7,16 +7,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
-__all__ = [
-    "InferCallable",
-    "InferenceRequest",
-    "InferenceRequests",
-    "InferenceResult",
-    "InferenceResults",
-    "InputNames",
-    "RequestLike",
-]
-
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 

@@ -24,18 +24,6 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 from pytriton.decorators._calls.execution import Prepare, execute, execute_async
 from pytriton.exceptions import PyTritonBadParameterError
 
-__all__ = [
-    "BatchCall",
-    "DecoratorTraits",
-    "Layer",
-    "decorator",
-    "is_decorated",
-    "layer_of",
-    "picklable",
-    "requests_signature",
-    "undecorated",
-]
-
 # wrapt 2 added a base class below ObjectProxy.
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
 # Only wrapt 2 has type hints, and they lack attributes that are used here.

@@ -18,8 +18,6 @@ from pytriton.decorators._grouping import group_by_keys
 from pytriton.decorators._hints.signatures import ModelSignature
 from pytriton.exceptions import PyTritonUnrecoverableError, PyTritonValidationError
 
-__all__ = ["make_infer_func"]
-
 _Row = tuple[dict[str, Any], Scope]
 
 

@@ -15,8 +15,6 @@ from pytriton.decorators._hints.values import Form, Value
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.dtypes import canonical_type
 
-__all__ = ["BATCH", "Shape", "parse_hint", "plain_hint", "rejected", "shown_hint"]
-
 BATCH = "batch"
 """The name by which an axis is known as that of the batch."""
 _SCALARS = (str, bytes, bool, int, float)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["JaxtypingError", "read_jaxtyping"]
-
 
 class JaxtypingError(Exception):
     """An annotation describes something that no tensor of Triton can be."""

@@ -29,17 +29,6 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationErr
 from pytriton.model_config import Cost, DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
 
-__all__ = [
-    "OUTPUT",
-    "ModelSignature",
-    "SignatureToCome",
-    "describe_tensors",
-    "is_file",
-    "json_example",
-    "layer_of_requests",
-    "make_signature",
-]
-
 OUTPUT = "output"
 """The name of the output of a function that returns one value."""
 _UNKNOWN = (

@@ -20,8 +20,6 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
 
-__all__ = ["JSON_HINTS", "Form", "Value"]
-
 Form = Literal["scalar", "list", "array", "object", "objects"]
 JSON_HINTS = {"object": ("dict", "dict[str, Any]", "{}"), "objects": ("list[dict", "list[dict[str, Any]]", "[]")}
 """Of forms that travel as the text of JSON: how their hints begin, by which callers know them, the usual hint, and the

@@ -15,8 +15,6 @@ from ..system.escapes import escaped_lines, is_terminal
 from ..system.log_gate import set_gate
 from .app import seconds
 
-__all__ = ["LEVELS", "TEXT_FORMAT", "JsonFormatter", "TextFormatter", "add_service_options", "start_log"]
-
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 """Values of `--log-level`."""
 FORMATS = ("text", "json")

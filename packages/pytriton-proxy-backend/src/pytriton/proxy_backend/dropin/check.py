@@ -28,8 +28,6 @@ from .contents import machine_of
 from .manifest import Manifest
 from .repository import DropInModel, models_at
 
-__all__ = ["Finding", "Level", "check_model", "find_server"]
-
 # The name of the backend's library for each flavour of model.
 _LIBRARIES = {"native": LIBRARY_NAME, "hosts": PYTHON_LIBRARY_NAME}
 # pytriton-server looks it up in the same way, but need not be installed here.

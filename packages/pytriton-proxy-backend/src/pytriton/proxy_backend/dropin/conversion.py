@@ -25,8 +25,6 @@ from .contents import CONFIG_NAME, machine_of
 from .manifest import CACHE, MANIFEST_NAME, Manifest, digest_of, render_manifest
 from .repository import Outcome, check_name, foreign, inspect_folder, locked, put_in_place, staging_in, unedited
 
-__all__ = ["SUFFIX", "Conversion", "convert_model"]
-
 SUFFIX = "_workers"
 """The default suffix of a converted model's name."""
 

@@ -27,8 +27,6 @@ from ..system.shortage import explain
 from .contents import CONFIG_NAME
 from .manifest import MANIFEST_NAME, Manifest, difference, read_manifest, render_manifest
 
-__all__ = ["DropInModel", "add_model", "find_models", "models_at", "remove_model"]
-
 Outcome = Literal["added", "replaced", "unchanged"]
 
 # URLs and file systems allow these characters.

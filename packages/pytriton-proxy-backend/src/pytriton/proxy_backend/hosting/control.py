@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from ..wire.limits import MAX_FRAME_BYTES
 
-__all__ = ["ControlError", "Frame", "FrameKind", "has_ended", "receive_frame", "send_frame"]
-
 _SIZE = struct.Struct("<I")
 _HEADER = struct.Struct("<HH")
 _POLLRDHUP = 0x2000

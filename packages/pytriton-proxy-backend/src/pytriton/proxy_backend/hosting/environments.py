@@ -19,8 +19,6 @@ import pytriton.proxy
 from ..process.child import Launch
 from ..system.shortage import explain
 
-__all__ = ["Environments", "ModelRefused"]
-
 _ACTIVATION_TIMEOUT_S = 120.0
 # These variables belong to a shell.
 _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PS1"})

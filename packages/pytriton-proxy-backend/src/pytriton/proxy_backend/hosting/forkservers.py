@@ -13,8 +13,6 @@ import threading
 from ..process.child import Launch, StartedProcess, start_process
 from ..process.forkserver import Forkserver, ForkserverLostError
 
-__all__ = ["OWN_LAUNCH", "Forkservers", "keep_early", "let_go_early"]
-
 OWN_LAUNCH = Launch(environment={"PYTHONDONTWRITEBYTECODE": "1"})
 """How hosts are started of models that name no environment.
 

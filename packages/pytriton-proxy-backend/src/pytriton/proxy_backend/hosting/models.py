@@ -18,8 +18,6 @@ from ..settings import ProxySettings, parameter_fields
 from .environments import Environments, ModelRefused
 from .forkservers import OWN_LAUNCH
 
-__all__ = ["CACHE_PARAMETER", "IDLE_PARAMETER", "STUB", "IdleRule", "PythonModel", "settings_text"]
-
 STUB = "triton_python_backend_stub"
 """Name of the program in which Triton's Python backend runs an instance."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ..errors import ProxyBackendError
 
-__all__ = ["CurveKeys", "KeyFileError", "KeysMissingError", "check_keys_given", "check_secret_file"]
-
 
 class KeyFileError(ProxyBackendError, ValueError):
     """A file with keys is missing, open to others, or holds none.

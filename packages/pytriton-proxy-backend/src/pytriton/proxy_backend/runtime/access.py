@@ -13,8 +13,6 @@ from ..model import ModelSpec
 from ..wire.batch import Batch
 from .trace_context import read_ids
 
-__all__ = ["ACCESS_LOGGER", "ACCESS_VARIABLE", "Access", "is_wanted", "log_access", "pass_on_records"]
-
 ACCESS_VARIABLE = "PYTRITON_ACCESS_LOG"
 """Environment variable that asks for it: 1, here and in the worker processes."""
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from .failures import is_of_caller
 
-__all__ = ["Refused", "call_apart", "call_apart_async", "refused_by"]
-
 InferenceCall = Callable[[Sequence[Any]], Any]
 
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from ..model import ModelSpec
     from ..wire.batch import Batch
 
-__all__ = [
-    "FailureLog",
-    "cancelled_text",
-    "failure_text",
-    "is_cancellation",
-    "is_of_caller",
-    "is_ours",
-    "kind_of",
-    "named",
-    "tell_failure",
-]
-
 logger = logging.getLogger(__name__)
 
 # These errors come from this library, and their text says everything.

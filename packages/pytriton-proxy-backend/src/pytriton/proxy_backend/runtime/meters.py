@@ -10,8 +10,6 @@ from typing import Any
 
 from ..model import ModelSpec
 
-__all__ = ["Meters", "find_meters"]
-
 _METRICS = "opentelemetry.metrics"
 # A quarter of a millisecond to two minutes, because OpenTelemetry's own buckets are for milliseconds.
 _SECONDS = tuple(0.00025 * 2**exponent for exponent in range(20))

@@ -13,8 +13,6 @@ from ..errors import ProtocolError
 from ..system.escapes import escaped
 from .texts import error_text, shown
 
-__all__ = ["OF_EVERY_RECORD", "TEXT_FORMAT", "WORKER_FIELD", "RecordHandler", "current_span", "record_of"]
-
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 """The format of a record as text."""
 

@@ -7,8 +7,6 @@ import re
 
 from ..wire.batch import TRACEPARENT, Batch
 
-__all__ = ["read_carrier", "read_ids"]
-
 _HEADERS = (TRACEPARENT, "tracestate")
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TextIO
 
-__all__ = ["escaped", "escaped_lines", "is_terminal"]
-
 # Control characters of ASCII and Latin-1 (with the sequences of terminals) except the tab, separators of lines,
 # characters that change the direction of text, and halves of surrogate pairs, which no file can hold.
 _UNSAFE = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 
-__all__ = ["leave_first_process"]
-
 _SIGNALED = 128
 """A process that a signal ended has this exit code plus the number of the signal, as in a shell."""
 

@@ -17,8 +17,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["call_in_child", "close_in_child", "replace_descriptors"]
-
 _Owner = TypeVar("_Owner")
 
 # Functions to call in a forked child, by the object that they are about.

@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["HomeError", "check_utf8", "default_home"]
-
 
 class HomeError(ValueError):
     """No folder for files is configured; the text says which variable to set."""

@@ -18,8 +18,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_log_set_up", "keep_log_from_blocking", "set_gate"]
-
 _OURS = "pytriton"
 # Seconds that a busy reader gets, once, before records are dropped.
 _PATIENCE_S = 0.5

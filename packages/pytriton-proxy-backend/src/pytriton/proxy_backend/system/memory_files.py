@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 
-__all__ = ["make_memory_file"]
-
 # Linux 6.3. If `vm.memfd_noexec` requires this flag, the system refuses memfds without it.
 _NOEXEC_SEAL = 0x8
 _DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS)

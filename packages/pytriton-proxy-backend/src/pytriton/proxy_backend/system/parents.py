@@ -8,8 +8,6 @@ import select
 import signal
 import socket
 
-__all__ = ["POLLRDHUP", "end_with_parent", "give_back_memory", "unblock_signals"]
-
 POLLRDHUP = 0x2000
 """An event of `poll`: the other side sends nothing more."""
 

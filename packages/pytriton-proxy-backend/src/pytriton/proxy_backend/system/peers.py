@@ -6,8 +6,6 @@ import socket
 import struct
 from typing import NamedTuple
 
-__all__ = ["PeerCredentials", "peer_credentials"]
-
 _CREDENTIALS = struct.Struct("3i")
 
 

@@ -12,16 +12,6 @@ from collections.abc import Callable, Sequence
 from .control_groups import MemoryKills
 from .escapes import escaped
 
-__all__ = [
-    "OutputLines",
-    "describe_exit",
-    "open_pidfd",
-    "proportional_bytes",
-    "quote_lines",
-    "resident_bytes",
-    "with_descendants",
-]
-
 _READ_BYTES = 65536
 _LINE_BYTES = 16384
 # Another process that inherited the pipe may keep it open after the child's end.

@@ -9,8 +9,6 @@ import resource
 
 from .control_groups import read_own_group
 
-__all__ = ["advise", "advise_threads", "explain", "is_exhausted", "is_without_threads"]
-
 # The text of ENFILE, a limit of the whole machine, begins with that of EMFILE.
 _TEXT = os.strerror(errno.EMFILE)
 _WHOLE_MACHINE = os.strerror(errno.ENFILE)
@@ -22,11 +20,6 @@ _NO_THREAD = "can't start new thread"
 _NO_THREADS = re.compile(
     rf"{_NO_THREAD}|'std::system_error'\n\W*what\(\): +{os.strerror(errno.EAGAIN)}|pthread_create failed"
 )
-
-
-def is_exhausted(error: OSError) -> bool:
-    """Return whether an error means that no descriptor is left."""
-    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def is_without_threads(error: BaseException) -> bool:

@@ -9,8 +9,6 @@ from typing import Any
 
 from .forks import call_in_child
 
-__all__ = ["StopSignals"]
-
 
 class StopSignals:
     """SIGINT and SIGTERM as an event; a second signal has its usual effect."""

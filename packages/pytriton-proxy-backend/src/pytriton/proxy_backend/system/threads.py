@@ -9,8 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["call_safely", "keep_on", "start_all"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from ..wire import messages
 from ..wire.errors import ProtocolError
 from ..wire.layout import MAX_PACKET
 
-__all__ = ["EndpointActivity", "ask_activity"]
-
 _ANSWER = (messages.ACTIVITY, messages.HEADER_SIZE)
 
 

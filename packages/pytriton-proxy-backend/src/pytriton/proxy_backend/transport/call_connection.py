@@ -30,8 +30,6 @@ from .arena import OwnArena, OwnedBlock, PeerArena
 from .connection import ANCILLARY_SIZE, RECEIVE_FLAGS, descriptors_of, timeval
 from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S
 
-__all__ = ["Call", "CallConnection", "CallResult"]
-
 logger = logging.getLogger(__name__)
 
 

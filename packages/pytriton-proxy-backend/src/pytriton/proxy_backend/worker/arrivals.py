@@ -15,8 +15,6 @@ from pathlib import Path
 
 from ..system.forks import call_in_child
 
-__all__ = ["Arrivals", "arrivals"]
-
 _IN_CREATE = 0x100
 _IN_MOVED_TO = 0x80
 _IN_IGNORED = 0x8000

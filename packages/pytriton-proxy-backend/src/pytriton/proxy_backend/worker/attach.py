@@ -25,8 +25,6 @@ from .worker import Worker
 if TYPE_CHECKING:
     from ..python_proxy.keys import CurveKeys
 
-__all__ = ["Attachment", "find_endpoint", "serve_endpoint"]
-
 _IPC = "ipc://"
 _LOOK_S = 0.2
 _FAILED = 1

@@ -13,8 +13,6 @@ from typing import Any
 
 from ..errors import TargetError
 
-__all__ = ["is_loading", "load_module", "load_target", "target_of"]
-
 # The name under which a script is imported that runs as `__main__` elsewhere, so that its guarded part does not run.
 _SCRIPT_MODULE = "__pytriton_main__"
 _loading = threading.local()

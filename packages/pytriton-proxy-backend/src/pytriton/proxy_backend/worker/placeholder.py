@@ -17,8 +17,6 @@ from ..wire.layout import CAPABILITIES, Capability, ErrorCode
 from .attaching import Attaching
 from .connect import make_connect
 
-__all__ = ["CannotSleepError", "Placeholder"]
-
 logger = logging.getLogger(__name__)
 
 # How long the proxy backend may take to let a placeholder go that takes nothing.

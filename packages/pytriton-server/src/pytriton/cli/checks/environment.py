@@ -19,8 +19,6 @@ from pytriton.server.tritonserver.command_line import has_gpu
 from pytriton.server.tritonserver.ports import find_listener
 from pytriton.server.workspace import default_home
 
-__all__ = ["describe_environment", "describe_variables"]
-
 _SECRET = re.compile(r"token|secret|key|password|passwd|credential", re.IGNORECASE)
 # The user:password@ in an address.
 _USER_INFO = re.compile(r"://[^/@\s]+@")

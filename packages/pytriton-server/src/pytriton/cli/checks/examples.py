@@ -19,8 +19,6 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
-__all__ = ["example_add_sub", "example_add_sub_script"]
-
 _MODEL = "add_sub"
 _START_DEADLINE_S = 120.0
 _STOP_DEADLINE_S = 60.0

@@ -8,8 +8,6 @@ import zipfile
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Report", "ReportError"]
-
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(threadName)s: %(message)s"
 
 

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["StepFailed", "Steps"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from pytriton.proxy_backend.system.memory_files import make_memory_file
 from pytriton.proxy_backend.system.shortage import advise, advise_threads, explain
 from pytriton.server.workspace import Workspace
 
-__all__ = ["check_system"]
-
 # tritonserver has about 40 threads with a model on two processors; each worker and connection adds some.
 _THREADS = 100
 # The files that tritonserver opens for one model and a few connections.

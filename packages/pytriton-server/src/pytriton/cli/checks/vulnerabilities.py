@@ -14,8 +14,6 @@ from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.guard import Part, find_guard
 from pytriton.server.tritonserver.version import ServerVersionUnknownError, parse_server_version, read_server_version
 
-__all__ = ["describe_vulnerabilities"]
-
 _HEADINGS = {
     Guard.NOT_COVERED: "The guard does nothing about",
     Guard.UNKNOWN: "NVIDIA does not tell which requests do it, so the guard may or may not do something about",

@@ -23,8 +23,6 @@ from pytriton.inprocess.callables.batches import BatchHandle
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.library import NativeLibrary
 
-__all__ = ["MODEL_FILE", "Backend", "Instance", "InstanceRunner", "LoadableModel", "load_backend"]
-
 MODEL_FILE = "bound"
 """The file in the folder of a model version that has its number in this process."""
 

@@ -28,8 +28,6 @@ from pytriton.proxy_backend.wire.batch import Batch, BatchReader
 from pytriton.proxy_backend.wire.record import Array, Payload, Record
 from pytriton.proxy_backend.wire.strings import decode_strings
 
-__all__ = ["IN_PLACE_BYTES", "POINTED_TO_BYTES", "BatchHandle", "DirectBatch", "DirectSink", "Slab", "SlabPool"]
-
 logger = logging.getLogger(__name__)
 
 IN_PLACE_BYTES = 1 << 20

@@ -39,8 +39,6 @@ from pytriton.server.models.definition import ModelDefinition, triton_part
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.tracing import ModelTracing, TracerLease
 
-__all__ = ["Bindings"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_POLL_S = 0.001

@@ -20,8 +20,6 @@ from pytriton.proxy_backend.runtime.service import Service
 from pytriton.proxy_backend.wire.batch import BatchMetadata, BatchReader
 from pytriton.proxy_backend.wire.record import Array
 
-__all__ = ["Lane"]
-
 
 class Lane(PlainBatches):
     """The lane of one instance, and the functions that it calls."""

@@ -37,8 +37,6 @@ from pytriton.proxy_backend.wire.batch import BatchReader
 from pytriton.proxy_backend.wire.errors import ProtocolError
 from pytriton.proxy_backend.wire.layout import ErrorCode
 
-__all__ = ["AsyncRunner", "Runner", "SyncRunner"]
-
 logger = logging.getLogger(__name__)
 
 # The value of `in_place_from` if nothing stays in place.

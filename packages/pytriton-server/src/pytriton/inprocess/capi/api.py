@@ -19,8 +19,6 @@ from pytriton.inprocess.capi.errors import TritonError, UnsupportedError, code_o
 from pytriton.inprocess.capi.library import Library, load_library
 from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["Api", "load_api"]
-
 _lock = threading.Lock()
 _api: Api | None = None
 

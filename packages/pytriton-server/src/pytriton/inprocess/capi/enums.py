@@ -6,24 +6,6 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-__all__ = [
-    "DLDeviceType",
-    "DataType",
-    "InstanceGroupKind",
-    "LogFormat",
-    "MemoryType",
-    "MetricFormat",
-    "MetricKind",
-    "ModelBatchFlag",
-    "ModelControlMode",
-    "ModelTxnPropertyFlag",
-    "ParameterType",
-    "RateLimitMode",
-    "RequestFlag",
-    "TraceActivity",
-    "TraceLevel",
-]
-
 
 class DataType(IntEnum):
     """Element type of a tensor. `BYTES` is a string of any length per element."""

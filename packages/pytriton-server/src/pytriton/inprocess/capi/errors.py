@@ -33,29 +33,6 @@ from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError
 from pytriton.proxy_backend.system.shortage import advise
 from pytriton.proxy_backend.wire.layout import ErrorCode
 
-__all__ = [
-    "AlreadyBoundError",
-    "AlreadyExistsError",
-    "CancelledError",
-    "InternalError",
-    "InvalidArgumentError",
-    "ModelNotFoundError",
-    "NotBoundError",
-    "NotFoundError",
-    "OptionTypeError",
-    "RepositoryNotFoundError",
-    "TimedOutError",
-    "TritonError",
-    "UnavailableError",
-    "UnknownError",
-    "UnsupportedError",
-    "checked_integer",
-    "code_of",
-    "encoded_text",
-    "error_class",
-    "wrong_argument",
-]
-
 
 class TritonError(PyTritonError):
     """Base of all errors of `pytriton.inprocess`.

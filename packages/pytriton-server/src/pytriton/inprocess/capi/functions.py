@@ -40,8 +40,6 @@ from pytriton.inprocess.capi.c_types import (
     out,
 )
 
-__all__ = ["CALLS", "SHORT_CALLS", "VALUES"]
-
 # These functions return an error, and are called without the GIL: they may wait, or call Python in another thread.
 CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "TRITONSERVER_InferenceTraceDelete": (InferenceTraceHandle,),

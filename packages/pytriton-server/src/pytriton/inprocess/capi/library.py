@@ -20,8 +20,6 @@ from pytriton.proxy_backend.wire.accelerator import OBJECT_BYTES
 from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
 from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["Library", "NativeLibrary", "load_library"]
-
 _SUPPORTED_MAJOR: Final = 1
 
 _lock = threading.Lock()

@@ -11,8 +11,6 @@ from pytriton.inprocess.capi.api import Api
 from pytriton.inprocess.capi.c_types import ParameterHandle
 from pytriton.inprocess.capi.enums import ParameterType
 
-__all__ = ["Parameter", "c_parameters"]
-
 Parameter: TypeAlias = str | int | bool | bytes
 
 

@@ -24,18 +24,6 @@ from typing import Any, Protocol, TypeVar
 from pytriton.inprocess.capi.errors import UnsupportedError
 from pytriton.proxy_backend.system.forks import call_in_child
 
-__all__ = [
-    "StartedServer",
-    "call_at_exit",
-    "check_may_start",
-    "delete_when_alone",
-    "interruptible",
-    "is_alone",
-    "register",
-    "shared",
-    "shared_if_made",
-]
-
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")

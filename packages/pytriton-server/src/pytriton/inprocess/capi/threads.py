@@ -22,8 +22,6 @@ from collections.abc import Iterator
 
 from pytriton.inprocess.capi.errors import UnsupportedError
 
-__all__ = ["starting", "unloading", "unloading_threads"]
-
 _SERVER, _UNLOAD = ":triton", ":unload"
 # The kernel cuts longer names of threads.
 _LONGEST = 15

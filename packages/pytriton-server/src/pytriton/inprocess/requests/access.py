@@ -11,8 +11,6 @@ from pytriton.inprocess.capi.c_types import ServerHandle
 from pytriton.inprocess.capi.errors import InvalidArgumentError, TritonError, UnavailableError
 from pytriton.inprocess.requests.specs import ModelInterface
 
-__all__ = ["InFlight", "ServerAccess"]
-
 
 class InFlight(Protocol):
     """A request that Triton has and has not finished."""

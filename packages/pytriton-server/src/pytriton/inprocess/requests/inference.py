@@ -14,8 +14,6 @@ from pytriton.inprocess.requests.pending import Pending, submit
 from pytriton.inprocess.requests.request import InferenceRequest
 from pytriton.inprocess.requests.response import InferenceResponse
 
-__all__ = ["AsyncResponseIterator", "ResponseIterator"]
-
 _Deliver = Callable[[InferenceResponse], None]
 
 

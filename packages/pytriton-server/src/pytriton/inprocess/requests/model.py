@@ -19,8 +19,6 @@ from pytriton.inprocess.requests.inference import AsyncResponseIterator, Respons
 from pytriton.inprocess.requests.named import NamedModel, RunningServer, access_of
 from pytriton.inprocess.requests.request import InferenceRequest, new_request
 
-__all__ = ["Model", "ModelDictionary", "listed_models"]
-
 _CONFIG_VERSIONS = range(2**32)
 
 

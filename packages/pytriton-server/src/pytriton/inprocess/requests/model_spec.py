@@ -15,8 +15,6 @@ from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, 
 from pytriton.inprocess.requests.named import NamedModel, access_of
 from pytriton.inprocess.requests.specs import InputSpec, ModelInterface
 
-__all__ = ["describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
-
 
 def describe(model: NamedModel) -> str:
     """Name a model in an error."""

@@ -7,8 +7,6 @@ from typing import Any, Protocol, TypeVar
 from pytriton.inprocess.capi.errors import checked_integer, encoded_text
 from pytriton.inprocess.requests.access import ServerAccess
 
-__all__ = ["NamedModel", "RunningServer", "access_of", "answering"]
-
 _VERSIONS = range(-(2**63), 2**63)
 
 _Model = TypeVar("_Model", bound="NamedModel")

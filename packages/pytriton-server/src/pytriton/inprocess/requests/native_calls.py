@@ -19,8 +19,6 @@ from pytriton.inprocess.capi.api import load_api
 from pytriton.inprocess.capi.library import NativeLibrary
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
 
-__all__ = ["Event", "NativeCalls", "ResponseContent", "ResponseFlag", "SubmittedRequest", "load_native_calls"]
-
 logger = logging.getLogger(__name__)
 
 ResponseContent = tuple[int, str, int, Any, Any, Any, Any, Any]

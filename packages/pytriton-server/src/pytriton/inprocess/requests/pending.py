@@ -33,8 +33,6 @@ from pytriton.inprocess.requests.values import is_untyped, to_tensor
 from pytriton.inprocess.tensors.gpu import gpu_allocator
 from pytriton.inprocess.tensors.memory import MemoryBuffer
 
-__all__ = ["Pending", "submit"]
-
 logger = logging.getLogger(__name__)
 
 # Plain integers, because combining members of an enum takes longer than the rest of this code.

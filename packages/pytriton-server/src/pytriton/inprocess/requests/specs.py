@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from pytriton.inprocess.capi.enums import DataType
 
-__all__ = ["InputSpec", "ModelInterface"]
-
 
 @dataclass(frozen=True)
 class InputSpec:

@@ -14,8 +14,6 @@ from pytriton.inprocess.requests.named import NamedModel
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES, Array, bfloat16_bits
 from pytriton.inprocess.tensors.tensor import Tensor, tensor_of_array
 
-__all__ = ["is_untyped", "to_tensor"]
-
 _EXPECTED = "a Tensor, a numpy array or scalar, (nested) lists, or an object with __dlpack__"
 
 

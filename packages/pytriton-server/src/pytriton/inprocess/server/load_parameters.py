@@ -10,8 +10,6 @@ from pytriton.inprocess.capi.errors import InvalidArgumentError, wrong_argument
 from pytriton.inprocess.capi.parameters import Parameter
 from pytriton.inprocess.server.memory_models import CONFIG_FILE, config_text
 
-__all__ = ["files_of", "load_parameters"]
-
 _CONFIG = "config"
 _FILE = "file:"
 

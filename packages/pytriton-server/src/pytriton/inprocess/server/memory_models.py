@@ -21,8 +21,6 @@ from typing import Any
 
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["CONFIG_FILE", "MemoryRepository", "config_text", "is_folder_name"]
-
 CONFIG_FILE = "config.pbtxt"
 # Five years. Every file system can store such a time for years to come.
 _AHEAD_NS = 5 * 365 * 24 * 3600 * 10**9

@@ -21,8 +21,6 @@ from pytriton.inprocess.capi.enums import MetricKind
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError, encoded_text, wrong_argument
 from pytriton.inprocess.capi.parameters import c_parameters
 
-__all__ = ["Metric", "MetricFamily"]
-
 
 class _Family:
     """A family of the C API, deleted with the last object that uses it.

@@ -20,8 +20,6 @@ from pytriton.inprocess.capi.parameters import c_parameters
 from pytriton.inprocess.server.load_parameters import load_parameters
 from pytriton.inprocess.server.session import Session
 
-__all__ = ["ModelControl", "Wait"]
-
 
 class Wait:
     """How a caller waits for something."""

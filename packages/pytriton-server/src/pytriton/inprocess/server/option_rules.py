@@ -15,30 +15,6 @@ from typing import Any
 
 from pytriton.inprocess.capi.errors import InvalidArgumentError, OptionTypeError, RepositoryNotFoundError
 
-__all__ = [
-    "Rule",
-    "bad_value",
-    "boolean",
-    "existing_folders",
-    "function",
-    "int32",
-    "json_text",
-    "list_of",
-    "mapping",
-    "member_of",
-    "number",
-    "optional",
-    "path",
-    "record",
-    "repositories",
-    "settings",
-    "text",
-    "uint31",
-    "uint32",
-    "uint64",
-    "wrong_type",
-]
-
 Rule = Callable[[Any, str], Any]
 
 

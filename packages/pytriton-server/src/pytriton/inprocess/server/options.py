@@ -12,8 +12,6 @@ from pytriton.inprocess.capi.errors import InvalidArgumentError
 from pytriton.inprocess.server import option_rules as rules
 from pytriton.inprocess.server.log_records import LogCallback
 
-__all__ = ["ModelLoadDeviceLimit", "Options", "RateLimiterResource", "option_values"]
-
 _MEBIBYTE = 1 << 20
 
 

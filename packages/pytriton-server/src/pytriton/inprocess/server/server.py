@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pytriton.model_config import ModelConfig, Tensor
     from pytriton.server.models.arguments import BindOptions
 
-__all__ = ["Server"]
-
 _READY_TIMEOUT_S = 60.0
 
 
@@ -48,9 +46,6 @@ class Server:
 
     Raises:
         TypeError: If there is no option of the name of a keyword.
-
-    Attributes:
-        options: The settings. Changes apply to the next start.
     """
 
     def __init__(self, options: Options | None = None, **kwargs: Any) -> None:
@@ -61,7 +56,7 @@ class Server:
             options = Options(**kwargs)
         elif kwargs:
             options = dataclasses.replace(options, **kwargs)
-        self.options = options
+        self.options = options  # The settings. Changes apply to the next start.
         self._bindings: Bindings | None = None
         self._bindings_lock = threading.Lock()
 

@@ -33,8 +33,6 @@ from pytriton.inprocess.server.options import Options, option_values
 from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
 from pytriton.server.workspace import Workspace
 
-__all__ = ["Session"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.001

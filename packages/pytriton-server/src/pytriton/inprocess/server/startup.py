@@ -18,8 +18,6 @@ from pytriton.proxy_backend import INPROCESS_BACKEND_NAME, inprocess_library_pat
 from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.workspace import Workspace
 
-__all__ = ["Folders", "failure_of_models", "new_server"]
-
 _ALL_MODELS = b"*"
 # The defaults of NVIDIA's package, which scripts for it repeat.
 _DEFAULTS_OF_CONTAINERS = (b"/opt/tritonserver/backends", b"/opt/tritonserver/caches", b"/opt/tritonserver/repoagents")

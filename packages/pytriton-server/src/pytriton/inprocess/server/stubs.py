@@ -12,8 +12,6 @@ from typing import Any
 
 from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of, stubs_of
 
-__all__ = ["GRACE_S", "clear_away", "crashed", "idle_regions"]
-
 GRACE_S = 3.0
 """How long a model with a crashed process may take to be unloaded, in seconds. One that had a request when it crashed,
 or since, never is: Triton's Python backend holds on to something of that request."""

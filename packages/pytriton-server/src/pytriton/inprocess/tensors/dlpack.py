@@ -15,8 +15,6 @@ from pytriton.inprocess.capi.library import NativeLibrary, load_library
 from pytriton.inprocess.tensors.dtypes import DLPACK_TYPES, Array
 from pytriton.proxy_backend.dlpack import DLManagedTensor, DLManagedTensorVersioned
 
-__all__ = ["Imported", "array_to_capsule", "read_capsule"]
-
 _UNVERSIONED: Final = b"dltensor"
 _VERSIONED: Final = b"dltensor_versioned"
 _READ_ONLY: Final = 1

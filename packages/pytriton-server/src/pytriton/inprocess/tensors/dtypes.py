@@ -9,17 +9,6 @@ import numpy as np
 
 from pytriton.inprocess.capi.enums import DataType
 
-__all__ = [
-    "BIT_WIDTHS",
-    "DLPACK_TYPES",
-    "NUMPY_TYPES",
-    "Array",
-    "bfloat16_bits",
-    "bfloat16_values",
-    "data_type_of",
-    "data_type_of_dlpack",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMPY_TYPES: Final[dict[DataType, np.dtype[Any]]] = {

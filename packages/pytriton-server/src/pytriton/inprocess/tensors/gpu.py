@@ -22,8 +22,6 @@ from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedErro
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
 from pytriton.inprocess.tensors.memory import DEVICES, MemoryBuffer, view_of_address
 
-__all__ = ["allocate", "copy_to", "gpu_allocator", "parse_device", "to_capsule"]
-
 _NAME = re.compile(r"(cpu|gpu)(?::(\d+))?", re.IGNORECASE)
 _EXPECTED = '"cpu", "gpu", "gpu:<number>", a MemoryType, or a pair of a MemoryType or DLDeviceType and a number'
 

@@ -20,8 +20,6 @@ from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES, Array, bfloat16_value
 from pytriton.inprocess.tensors.memory import MemoryBuffer, array_of, import_array, import_dlpack
 from pytriton.proxy_backend.wire.strings import decode_strings, encode_strings
 
-__all__ = ["Tensor", "tensor_of_array"]
-
 
 class Tensor:
     """Elements of one type with a shape.

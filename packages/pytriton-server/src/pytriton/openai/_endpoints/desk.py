@@ -16,8 +16,6 @@ from pytriton.openai._gate import CALLER_GONE, until_gone
 from pytriton.openai._models import NOUNS
 from pytriton.openai._requests import Body, inputs_and_parameters, read_texts
 
-__all__ = ["Desk", "answered"]
-
 _HANDED_ON = ("traceparent", "tracestate")
 _SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf](-.*)?")
 

@@ -16,8 +16,6 @@ from pytriton.openai._endpoints.vectors import read_numbers, usage_of
 from pytriton.openai._errors import OpenAIError, model_failed
 from pytriton.openai._requests import MOST_TEXTS, Body, RerankRequest, ScoreRequest, encode_text
 
-__all__ = ["add_ranks"]
-
 RERANK, COHERE, SCORE = "/v1/rerank", "/v2/rerank", "/v1/score"
 
 

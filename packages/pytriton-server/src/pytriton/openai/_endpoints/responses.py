@@ -21,8 +21,6 @@ from pytriton.openai._responses.request import ResponseRequest, named_as_asked, 
 from pytriton.openai._texts import Part
 from pytriton.openai._tokens.usage import count_tokens
 
-__all__ = ["add_responses"]
-
 RESPONSES = "/v1/responses"
 # Why an answer is incomplete, by the reason that chats give.
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

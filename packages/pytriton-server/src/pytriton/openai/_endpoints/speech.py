@@ -25,8 +25,6 @@ from pytriton.openai._models import SPOKEN, EndpointModel
 from pytriton.openai._requests import TranscriptionRequest, unsupported
 from pytriton.openai._texts import Part, read_parts
 
-__all__ = ["add_speech"]
-
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 _FORMS = ("json", "text", "verbose_json", "srt", "vtt")
 _MOST_FIELDS = 64

@@ -14,8 +14,6 @@ from pytriton.openai._gate import EventStream
 from pytriton.openai._generation import CHAT, COMPLETION, Generation
 from pytriton.openai._requests import MOST_CHOICES, ChatRequest, CompletionRequest, Generating
 
-__all__ = ["add_texts", "prepare_chat"]
-
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

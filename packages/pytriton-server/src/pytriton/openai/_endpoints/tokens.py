@@ -16,8 +16,6 @@ from pytriton.openai._models import TOKENIZER
 from pytriton.openai._requests import DetokenizeRequest, TokenizeRequest, encode_text, read_texts
 from pytriton.openai._tokens.tokenizer import Tokenizer
 
-__all__ = ["add_tokens"]
-
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 

@@ -18,8 +18,6 @@ from pytriton.openai._errors import OpenAIError, model_failed
 from pytriton.openai._requests import MOST_TEXTS, EmbeddingRequest, encode_text
 from pytriton.openai._tokens.usage import count_tokens
 
-__all__ = ["add_vectors", "read_numbers", "usage_of"]
-
 EMBEDDINGS = "/v1/embeddings"
 
 

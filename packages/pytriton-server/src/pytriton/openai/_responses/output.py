@@ -8,8 +8,6 @@ from typing import Any
 
 from pytriton.openai._texts import Part
 
-__all__ = ["Output"]
-
 Event = dict[str, Any]
 
 

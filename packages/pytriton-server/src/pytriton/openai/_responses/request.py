@@ -10,8 +10,6 @@ from pydantic import Field, ValidationError
 from pytriton.openai._errors import OpenAIError, from_validation
 from pytriton.openai._requests import Body, ChatRequest
 
-__all__ = ["ResponseRequest", "named_as_asked", "read_response_request"]
-
 # These fields need a stored answer, and none is stored.
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")

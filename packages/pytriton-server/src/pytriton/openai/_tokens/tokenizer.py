@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Tokenizer", "read_tokenizer"]
-
 _INSTALL = "pip install 'pytriton-server[tokenizer]'"
 
 

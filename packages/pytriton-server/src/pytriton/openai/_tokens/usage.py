@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from pytriton.openai._tokens.tokenizer import Tokenizer
 
-__all__ = ["Usage", "count_tokens"]
-
 _CHARACTERS_PER_TOKEN = 4
 
 

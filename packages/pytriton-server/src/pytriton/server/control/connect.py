@@ -13,8 +13,6 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["connect"]
-
 
 def connect(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -> Control:
     """Return the calls to a server that somebody else started. Nothing is sent yet."""

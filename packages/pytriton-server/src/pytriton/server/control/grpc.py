@@ -14,8 +14,6 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import GRPC_HEADER_PREFIX
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["GrpcControl"]
-
 _OPEN_TIMEOUT_S = 1.0
 _MUTUAL_ADVICE = (
     " With TritonConfig.grpc_use_ssl_mutual and without HTTP, the server is asked with its own certificate, which "

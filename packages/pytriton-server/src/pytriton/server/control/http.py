@@ -22,8 +22,6 @@ from pytriton.server.tritonserver.ports import Endpoint
 if TYPE_CHECKING:
     from pytriton.client.management import Route
 
-__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelUpload", "VersionState", "activity_of", "fetch"]
-
 CALL_TIMEOUT_S = 5.0
 """The default limit of one call, in seconds."""
 

@@ -25,8 +25,6 @@ from pytriton.client.management import TritonUrl
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
 from pytriton.proxy_backend.system.home import HomeError, default_home
 
-__all__ = ["find_token", "leave_token"]
-
 logger = logging.getLogger(__name__)
 
 _FOLDER = "tokens"

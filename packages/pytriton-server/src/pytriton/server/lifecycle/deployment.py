@@ -17,8 +17,6 @@ from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import Begin, StartCancelled
 
-__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "Deployment", "StopWanted", "pause_s"]
-
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
 HURRIED_DEADLINE_S = 0.2

@@ -12,17 +12,6 @@ from pytriton.server.lifecycle.orphans import DEAD_STUBS, ORPHANED, DeadStubs, O
 from pytriton.server.tritonserver.ports import ReservedPorts, tcp_sockets
 from pytriton.server.tritonserver.process import ServerProcess
 
-__all__ = [
-    "CUT_DEADLINE_S",
-    "LONGEST_LINGER_S",
-    "QUIET_S",
-    "DrainResult",
-    "drain_requests",
-    "has_connections",
-    "has_unsent",
-    "linger",
-]
-
 LONGEST_LINGER_S = 5.0
 """How long requests are still accepted after SIGTERM by default, in seconds."""
 QUIET_S = 1.0

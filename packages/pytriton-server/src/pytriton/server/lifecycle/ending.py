@@ -14,8 +14,6 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver.command_line import DRAIN_TIMEOUT_S, EXIT_TIMEOUT_S, is_controlled
 from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of
 
-__all__ = ["DRAIN_DEADLINE_S", "END_S", "EXIT_MARGIN_S", "Ending", "drain_s"]
-
 DRAIN_DEADLINE_S = float(DRAIN_TIMEOUT_S)
 """Seconds that a stop waits for requests in flight, unless `exit_timeout_secs` is set."""
 EXIT_MARGIN_S = 5.0

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pytriton.server.observe.metrics import ModelTexts
     from pytriton.server.observe.metrics_page import MetricsPage
 
-__all__ = ["Figures"]
-
 logger = logging.getLogger(__name__)
 
 

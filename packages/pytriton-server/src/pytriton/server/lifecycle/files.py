@@ -24,8 +24,6 @@ from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.command_line import ServerFolders
 from pytriton.server.workspace import Workspace
 
-__all__ = ["ServerFiles"]
-
 # Pause between two attempts to restore a workspace.
 _RESTORE_PAUSE_S = 10.0
 

@@ -18,15 +18,6 @@ from pytriton.server.errors import TritonServerError
 from pytriton.server.lifecycle.readiness import GATE_NAMES
 from pytriton.server.tritonserver.stubs import stubs_of
 
-__all__ = [
-    "DEAD_STUBS",
-    "ORPHANED",
-    "QUIET_S",
-    "DeadStubs",
-    "OrphanedRequests",
-    "has_others",
-]
-
 QUIET_S = 3.0
 """After this many seconds without a request in flight, the remaining requests count as orphaned."""
 ORPHANED = (

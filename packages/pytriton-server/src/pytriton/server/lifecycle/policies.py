@@ -6,14 +6,6 @@ import time
 
 from pytriton.exceptions import PyTritonValidationError
 
-__all__ = [
-    "DefaultTritonLifecyclePolicy",
-    "RestartPolicy",
-    "RestartSchedule",
-    "TritonLifecyclePolicy",
-    "VertextAILifecyclePolicy",
-]
-
 _GROWTH = 2.0
 
 

@@ -22,8 +22,6 @@ from pytriton.server.models.worker_watch import WorkerWatch
 from pytriton.server.tritonserver.version import parse_server_version
 from pytriton.server.workspace import Workspace
 
-__all__ = ["DRAINING", "GATE_NAMES", "LOST_PART", "NO_WORKERS", "Readiness", "ReadinessGate"]
-
 DRAINING = "pytriton-draining"
 """In the list of models while the server is being stopped."""
 NO_WORKERS = "pytriton-no-workers"

@@ -38,8 +38,6 @@ from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 from pytriton.server.workspace import Workspace
 
-__all__ = ["Replacement", "check_same_places", "wait_standing_by"]
-
 logger = logging.getLogger(__name__)
 
 _FIXED = frozenset(

@@ -29,8 +29,6 @@ from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure
 from pytriton.server.tritonserver.process import ExitReport, ServerProcess, is_complete
 
-__all__ = ["RunningServer"]
-
 _END_NOTICE_S = 1.0
 
 logger = logging.getLogger(__name__)

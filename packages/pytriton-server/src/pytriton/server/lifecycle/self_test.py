@@ -18,8 +18,6 @@ from pytriton.server.tritonserver.handover import Handover, Protection
 from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["GuardTest"]
-
 # How long one answer may take, and then what the server does behind it, in seconds.
 _ANSWER_S = 5.0
 _SETTLED_S = 1.0

@@ -16,8 +16,6 @@ from pytriton.server.tritonserver.options import explain_misfit
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 
-__all__ = ["POLL_S", "find_misfit", "is_open", "wait_guarded", "wait_until_up"]
-
 POLL_S = 0.01
 """Time between two questions to a server that is coming up, in seconds."""
 

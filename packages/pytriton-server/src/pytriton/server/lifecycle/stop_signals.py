@@ -9,8 +9,6 @@ from typing import Any
 
 from pytriton.proxy_backend.system.forks import call_in_child
 
-__all__ = ["StopRequested", "StopSignals", "end_on_sigterm", "end_on_sigterm_as_init"]
-
 _SIGNALED = 128
 """A process that a signal ended has this exit code plus the number of the signal, as in a shell."""
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 
-__all__ = ["UNRESPONSIVE_TIMEOUT_S", "Watchdog"]
-
 UNRESPONSIVE_TIMEOUT_S = 120.0
 """Seconds that a server may not answer, by default."""
 

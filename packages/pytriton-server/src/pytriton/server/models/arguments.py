@@ -13,19 +13,6 @@ from pytriton.model_config.triton_model_config import TensorSpec
 from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.server.models.process_workers import ProcessWorker
 
-__all__ = [
-    "BindOptions",
-    "InferFunc",
-    "Servable",
-    "checked_callables",
-    "checked_config",
-    "checked_name",
-    "checked_tensors",
-    "checked_version",
-    "named_specs",
-    "wire_specs",
-]
-
 InferFunc = Callable[..., Any]
 Servable = InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]
 """The callable of a model, or several that serve it in parallel."""

@@ -9,8 +9,6 @@ from weakref import ReferenceType
 
 from pytriton.decorators import TritonContext
 
-__all__ = ["CALLING_MODEL", "CallingModel", "calling_model", "run_in_background"]
-
 
 class CallingModel(Protocol):
     """The part of a model that is used while its callable runs."""

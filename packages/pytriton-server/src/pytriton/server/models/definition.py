@@ -36,8 +36,6 @@ from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.process_workers import ProcessWorker, check_golden, common_idle_timeout, common_start
 from pytriton.server.models.warmup import WarmupBatches
 
-__all__ = ["ModelDefinition", "render_config", "render_config_json", "triton_part"]
-
 _SHORT_NAME_LENGTH = 12
 # The settings of a proxy that servers without one obey as well.
 _OBEYED_IN_PROCESS = {"batching", "decoupled", "execution_timeout_s"}

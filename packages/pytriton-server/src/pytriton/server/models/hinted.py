@@ -11,8 +11,6 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.models.process_workers import ProcessWorker
 
-__all__ = ["Description", "describe", "ignores_parameters", "is_hinted", "load_callable", "name_of"]
-
 
 @dataclass(frozen=True)
 class Description:

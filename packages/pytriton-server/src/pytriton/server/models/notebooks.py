@@ -4,8 +4,6 @@ import re
 import sys
 from typing import Any
 
-__all__ = ["forget_shown", "in_notebook"]
-
 # The names under which IPython keeps what a cell has shown.
 _KEPT = re.compile(r"_{1,3}|_\d+")
 

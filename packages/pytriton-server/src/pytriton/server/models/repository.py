@@ -11,8 +11,6 @@ from pathlib import Path
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 
-__all__ = ["CONFIG_FILE", "ModelRepository"]
-
 CONFIG_FILE = "config.pbtxt"
 """Name of the file in the folder of a model that describes it."""
 

@@ -25,8 +25,6 @@ from pytriton.server.models.tracing import ModelTracing, TracerLease
 from pytriton.server.models.workers import Begin, ModelWorkers
 from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 
-__all__ = ["WorkerService"]
-
 _SHORT_NAME_LENGTH = 12
 
 

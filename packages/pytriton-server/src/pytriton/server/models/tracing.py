@@ -9,8 +9,6 @@ from pytriton.proxy.telemetry import parse_trace_config
 from pytriton.proxy.trace_export import SpanExport, is_opentelemetry
 from pytriton.proxy.tracers import find_tracer
 
-__all__ = ["FLUSH_TIMEOUT_S", "ModelTracing", "TracerLease", "export_environment"]
-
 FLUSH_TIMEOUT_S = 2.0
 """How long the end of a model's workers may wait for its last spans to be sent, in seconds."""
 

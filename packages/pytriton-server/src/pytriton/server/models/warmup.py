@@ -9,8 +9,6 @@ from pytriton.model_config.common import ModelWarmup
 from pytriton.model_config.warmup import warmup_request
 from pytriton.proxy.types import Request
 
-__all__ = ["WarmupBatches"]
-
 
 class WarmupBatches(Sequence[Sequence[Request]]):
     """Batches of one request each. They are made when they are asked for, because callables may change their inputs."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.server.models.service import WorkerService
 
-__all__ = ["WorkerWatch", "connections", "sockets_at"]
-
 WATCH_PERIOD_S = 0.25
 """Polling period in seconds. A model counts as without workers when it has been found so twice."""
 

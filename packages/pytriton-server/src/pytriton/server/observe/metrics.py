@@ -23,8 +23,6 @@ from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["TRITON_TIMEOUT_S", "MeasuredModel", "ModelTexts", "render_metrics"]
-
 TRITON_TIMEOUT_S = 2.0
 """How long tritonserver may take for its part of the page, in seconds; the other parts come without it."""
 

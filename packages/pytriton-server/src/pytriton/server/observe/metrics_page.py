@@ -17,8 +17,6 @@ from typing import Any
 from pytriton.proxy_backend.system.forks import close_in_child
 from pytriton.proxy_backend.system.threads import keep_on
 
-__all__ = ["CONTENT_TYPE", "MetricsPage"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The text form of Prometheus, as every scraper reads it."""
 

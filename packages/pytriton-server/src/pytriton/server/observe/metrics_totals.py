@@ -12,8 +12,6 @@ from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.runtime.statistics import add_statistics
 from pytriton.proxy_backend.system.processes import resident_bytes
 
-__all__ = ["CallableTotals", "HostedModel", "SleepFacts", "StatisticsTotals", "hosted_models"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CallableTotals:

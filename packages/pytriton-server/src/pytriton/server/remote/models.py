@@ -26,8 +26,6 @@ from pytriton.server.remote.sharing import (
 )
 from pytriton.server.workspace import remove_abandoned
 
-__all__ = ["LOAD_DEADLINE_S", "RemoteModels"]
-
 LOAD_DEADLINE_S = 60.0
 """How long a server may take to load or unload a model, in seconds."""
 

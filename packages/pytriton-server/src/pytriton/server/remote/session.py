@@ -23,8 +23,6 @@ from pytriton.server.models.workers import StartCancelled
 from pytriton.server.remote.models import LOAD_DEADLINE_S, RemoteModels
 from pytriton.server.workspace import Workspace
 
-__all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
-
 MISSING_DEADLINE_S = 5.0
 """Seconds that a model may be missing on a running server, because reloading it takes a moment."""
 

@@ -26,17 +26,6 @@ from pytriton.server.models.worker_watch import sockets_at
 from pytriton.server.tritonserver.ports import process_with_sockets
 from pytriton.server.workspace import USERS_SUFFIX
 
-__all__ = [
-    "DIGEST_PARAMETER",
-    "ENDPOINT_PARAMETER",
-    "REPLACED_PARAMETER",
-    "Membership",
-    "ModelOnServer",
-    "ServerProcessWatch",
-    "load_lock",
-    "models_digest",
-]
-
 ENDPOINT_PARAMETER = "pytriton_endpoint"
 """Parameter of the configuration that has the path of the model's socket."""
 DIGEST_PARAMETER = "pytriton_digest"

@@ -16,8 +16,6 @@ from pytriton.server.settings.rules import checked, converted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ENVIRONMENT_PREFIX", "WORKERS", "TritonConfig", "is_on_vertex_ai", "vertex_ai_is_on"]
-
 ENVIRONMENT_PREFIX = "PYTRITON_TRITON_CONFIG_"
 """Start of the names of environment variables that hold fields of `TritonConfig`."""
 

@@ -8,8 +8,6 @@ from typing import Any
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.proxy_backend.process.budget import MemoryBudget
 
-__all__ = ["LEAST_BUDGET_BYTES", "MEMORY_BUDGET_VARIABLE", "make_budget", "read_size"]
-
 MEMORY_BUDGET_VARIABLE = "PYTRITON_MEMORY_BUDGET"
 """Environment variable with the memory budget of a `Triton` that was given none."""
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonValidationError
 
-__all__ = ["ANY_ORIGIN", "check_origins"]
-
 ANY_ORIGIN = "*"
 
 # As browsers write it in the header `Origin`.

@@ -9,8 +9,6 @@ from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
 from pytriton.server.settings.rules import is_colliding, parse_restriction
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 
-__all__ = ["check_settings"]
-
 _ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
 # What tritonserver fetches models from.
 _REMOTE_REPOSITORIES = ("s3://", "gs://", "as://")

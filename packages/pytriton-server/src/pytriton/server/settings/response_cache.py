@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["local_cache_bytes"]
-
 _SIZE = "local,size="
 
 

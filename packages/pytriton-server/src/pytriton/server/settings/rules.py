@@ -14,16 +14,6 @@ from pytriton.proxy_backend.settings import DURATION, read_duration
 from pytriton.server.settings.origins import check_origins
 from pytriton.server.settings.security import VALID_TRITON_ENDPOINTS
 
-__all__ = [
-    "Restriction",
-    "check_timeout",
-    "checked",
-    "converted",
-    "is_colliding",
-    "parse_port_range",
-    "parse_restriction",
-]
-
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 

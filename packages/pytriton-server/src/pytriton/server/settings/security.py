@@ -8,14 +8,6 @@ from typing import Any
 
 from pytriton.exceptions import PyTritonValidationError
 
-__all__ = [
-    "DEFAULT_PROTECTED_ENDPOINTS",
-    "GRPC_HEADER_PREFIX",
-    "TRITON_ACCESS_HEADER",
-    "VALID_TRITON_ENDPOINTS",
-    "TritonSecurityConfig",
-]
-
 VALID_TRITON_ENDPOINTS = {
     "health",
     "metadata",

@@ -24,17 +24,6 @@ from typing import Any
 
 from pytriton.server.tritonserver.version import parse_server_version
 
-__all__ = [
-    "ADVISORIES",
-    "KNOWN_AS_OF",
-    "NEWEST_KNOWN_VERSION",
-    "RELEASES",
-    "Advisory",
-    "Guard",
-    "advisories_of",
-    "is_newer_than_known",
-]
-
 _DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 KNOWN_AS_OF: str = _DATA["known_as_of"]

@@ -7,8 +7,6 @@ unless the system forbids it (Yama's strictest modes, some sandboxes).
 import os
 from collections.abc import Sequence
 
-__all__ = ["wipe_arguments"]
-
 _WIPED = b"*"
 # Positions in /proc/<pid>/stat after the name in parentheses, which may contain spaces.
 _ARGUMENTS_START = 45

@@ -28,8 +28,6 @@ from pytriton.server.errors import WorkspaceError
 from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.stubs import STUB
 
-__all__ = ["make_backends", "make_python_backend"]
-
 _PYTHON = "python"
 _UTILS = "triton_python_backend_utils.py"
 # The scripts of packed environments set this variable; Triton runs no other scripts.

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from pytriton.exceptions import PyTritonError
 
-__all__ = ["ENVIRONMENT_VARIABLE", "TritonServerBinary", "TritonServerNotFoundError", "find_tritonserver"]
-
 ENVIRONMENT_VARIABLE = "PYTRITON_TRITONSERVER_DIR"
 BUNDLED_FOLDER = Path(__file__).parent.parent / "_tritonserver"
 SYSTEM_FOLDER = Path("/opt/tritonserver")

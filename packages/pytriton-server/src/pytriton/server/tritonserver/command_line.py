@@ -10,21 +10,6 @@ from pytriton.server.settings.rules import Restriction, parse_restriction
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 
-__all__ = [
-    "DRAIN_TIMEOUT_S",
-    "EXIT_TIMEOUT_S",
-    "EXPLICIT",
-    "OWN_SETTINGS",
-    "QUIET_WITHOUT_GPU",
-    "ServerFolders",
-    "build_command",
-    "control_headers",
-    "has_gpu",
-    "is_controlled",
-    "redacted",
-    "secrets_of",
-]
-
 EXIT_TIMEOUT_S = 1
 """Seconds that tritonserver waits for open connections after its requests have ended, by default."""
 

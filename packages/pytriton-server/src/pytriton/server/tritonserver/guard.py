@@ -11,8 +11,6 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend import LibraryNotFoundError, guard_library_path
 
-__all__ = ["CORS_VARIABLE", "GUARD_VARIABLE", "Guard", "GuardConfig", "Part", "find_guard", "least_of"]
-
 GUARD_VARIABLE = "PYTRITON_GUARD"
 """Environment variable with the settings where `Triton` gets none: `name=value` with commas between them, or `off`."""
 CORS_VARIABLE = "PYTRITON_GUARD_CORS"

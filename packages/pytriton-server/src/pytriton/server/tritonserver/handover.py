@@ -11,8 +11,6 @@ from pytriton.proxy_backend.system.forks import call_in_child, replace_descripto
 from pytriton.proxy_backend.system.memory_files import make_memory_file
 from pytriton.server.tritonserver.guard import Part
 
-__all__ = ["HANDOVER_VARIABLE", "Handover", "Protection", "Role"]
-
 HANDOVER_VARIABLE = "PYTRITON_GUARD_HANDOVER"
 """Environment variable for the guard: the descriptors of the channel and of the page."""
 

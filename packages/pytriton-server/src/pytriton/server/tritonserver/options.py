@@ -20,8 +20,6 @@ from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.process import shim_command
 from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["NEEDED_SERVER", "OLDEST_SERVER", "check_options", "explain_misfit", "known_options"]
-
 OLDEST_SERVER = "2.44"
 """The oldest server that the native proxy works with: the first with version 1.19 of the API for backends."""
 

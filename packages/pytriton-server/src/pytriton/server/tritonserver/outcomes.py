@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
 from pytriton.proxy_backend.system.memory_files import make_memory_file
 
-__all__ = ["MEANINGS", "OUTCOMES", "OUTCOMES_VARIABLE", "PROTOCOLS", "OutcomeCounts"]
-
 OUTCOMES_VARIABLE = "PYTRITON_GUARD_OUTCOMES"
 """Environment variable for the guard: the descriptor of the memory."""
 

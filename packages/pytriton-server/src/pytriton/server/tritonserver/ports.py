@@ -22,20 +22,6 @@ from pytriton.server.errors import PortInUseError
 from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
 from pytriton.server.settings.rules import parse_port_range
 
-__all__ = [
-    "Endpoint",
-    "ReservedPorts",
-    "TcpSocket",
-    "check_ports",
-    "find_listener",
-    "fixed_addresses",
-    "port_in_use",
-    "port_setting_of_bind_failure",
-    "process_with_sockets",
-    "reserve_ports",
-    "tcp_sockets",
-]
-
 _ANY_ADDRESS = "0.0.0.0"
 _LISTENING = "0A"
 _TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))

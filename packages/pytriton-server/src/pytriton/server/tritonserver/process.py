@@ -36,17 +36,6 @@ from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
 from pytriton.server.tritonserver.handover import HANDOVER_VARIABLE, Handover
 from pytriton.server.tritonserver.outcomes import OUTCOMES_VARIABLE, OutcomeCounts
 
-__all__ = [
-    "DEATH_SIGNAL",
-    "KILL_DEADLINE_S",
-    "LOG_TAIL_LINES",
-    "ExitReport",
-    "ServerProcess",
-    "is_complete",
-    "mark_complete",
-    "shim_command",
-]
-
 LOG_TAIL_LINES = 200
 """How many of the last log lines are kept."""
 KILL_DEADLINE_S = 10.0

@@ -19,8 +19,6 @@ from pytriton.exceptions import PyTritonError
 from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.process import shim_command
 
-__all__ = ["ServerVersionUnknownError", "describe_server_version", "parse_server_version", "read_server_version"]
-
 DEADLINE_S = 60.0
 _ROW = re.compile(r"^\|\s*server_version\s*\|\s*(\S+)\s*\|")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")

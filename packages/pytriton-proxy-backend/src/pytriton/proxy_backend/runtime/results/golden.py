@@ -12,8 +12,6 @@ import numpy as np
 from ...errors import GoldenError
 from ...wire.record import Array
 
-__all__ = ["Golden"]
-
 # The most elements that are recorded of each output, evenly spread; the most elements of texts; the most answers.
 _MOST_ELEMENTS = 4096
 _MOST_TEXTS = 512
