@@ -24,6 +24,7 @@ from pytriton.client import (
     FuturesModelClient,
     ModelClient,
 )
+from pytriton.client._core.startup import Ask, Question
 from pytriton.client._shm import plans, regions
 from pytriton.client.exceptions import (
     PyTritonClientInferenceServerError,
@@ -151,7 +152,8 @@ def names_on_host(process: int | None = None) -> list[str]:
 def registered(url: str) -> list[str]:
     """Return the regions that the server has mapped."""
     with ModelClient(url, "double", access_token=TOKEN) as client:
-        return client._transport.list_shared_memory(PATIENCE_S)
+        names: list[str] = client._transport.ask(Ask(Question.LIST_REGIONS, PATIENCE_S), client._target)
+        return names
 
 
 def client_of(url: str, model: str, **options: Any) -> ModelClient:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pytriton.client import DecoupledModelClient, ModelClient
+from pytriton.client._core.startup import Ask, Question
 from pytriton.client.exceptions import PyTritonClientConnectionError, PyTritonClientError
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig
@@ -69,10 +70,10 @@ def use_before_and_after(server: Triton, mode: Any) -> None:
         assert len(list(streams.infer_sample(LARGE))) == 3
         assert calls == ["double"] * 4 + ["first_elements"]
         assert np.array_equal(kept, 2 * LARGE)
-        assert plain._transport.list_shared_memory(60)
+        assert plain._transport.ask(Ask(Question.LIST_REGIONS, 60), plain._target)
         for client in (*clients, streams):
             client.close()
-        assert plain._transport.list_shared_memory(60) == []
+        assert plain._transport.ask(Ask(Question.LIST_REGIONS, 60), plain._target) == []
 
 
 def is_back(client: ModelClient, server: Triton, first: int) -> bool:

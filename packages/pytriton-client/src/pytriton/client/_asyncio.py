@@ -20,7 +20,17 @@ from ._core.requests import (
     is_end_of_stream,
 )
 from ._core.spec import ModelSpec
-from ._core.startup import Pause, PlanStep, ask_server, find_change, prepare, wait_for_model, wait_for_server
+from ._core.startup import (
+    Ask,
+    Pause,
+    PlanStep,
+    Question,
+    ask_server,
+    find_change,
+    prepare,
+    wait_for_model,
+    wait_for_server,
+)
 from ._core.telemetry import trace_call
 from ._core.translate import closed_error, may_be_refusal
 from ._core.url import TritonUrl
@@ -214,13 +224,13 @@ class AsyncioModelClient(BaseModelClient):
             PyTritonClientClosedError: The client is closed.
         """
         self._check_open()
-        await self._transport.load_model(self._target.model_name, config, files, self._init_timeout_s)
+        await self._transport.ask(Ask(Question.LOAD, self._init_timeout_s, config, files), self._target)
         self._forget_model()
 
     async def unload_model(self) -> None:
         """Ask the server to unload the model. Raises as ``load_model`` does."""
         self._check_open()
-        await self._transport.unload_model(self._target.model_name, self._init_timeout_s)
+        await self._transport.ask(Ask(Question.UNLOAD, self._init_timeout_s), self._target)
         self._forget_model()
 
     def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:

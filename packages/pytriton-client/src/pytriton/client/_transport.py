@@ -5,11 +5,11 @@ The libraries of gRPC are heavy, so they are imported only when the first client
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from ._core.requests import InferRequest, InferResponse
 from ._core.spec import ModelSpec
+from ._core.startup import Ask, Target
 from ._core.tls import TlsSettings
 from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
@@ -39,20 +39,8 @@ class Transport(Protocol):
     ``close``, ``PyTritonClientClosedError``. Every request carries the access token.
     """
 
-    def is_server_ready(self, timeout_s: float) -> bool:
-        """Ask whether the server is ready."""
-        ...
-
-    def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
-        """Ask whether a model is ready; a model that is not known is not ready."""
-        ...
-
-    def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the model configuration in the form of its JSON."""
-        ...
-
-    def list_models(self, timeout_s: float) -> dict[str, str]:
-        """Return the models of the server with their states, such as ``READY``."""
+    def ask(self, step: Ask, target: Target) -> Any:
+        """Return the answer to a question: whether something is ready, a model configuration, states of models, ..."""
         ...
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
@@ -61,28 +49,6 @@ class Transport(Protocol):
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> ResponseStream:
         """Prepare an inference request with any number of responses. The first ``receive`` sends it."""
-        ...
-
-    def load_model(
-        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
-    ) -> None:
-        """Load a model, or load it anew."""
-        ...
-
-    def unload_model(self, model_name: str, timeout_s: float) -> None:
-        """Unload a model."""
-        ...
-
-    def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
-        """Have the server map a region of shared memory."""
-        ...
-
-    def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
-        """Have the server forget a region of shared memory."""
-        ...
-
-    def list_shared_memory(self, timeout_s: float) -> list[str]:
-        """Return the names of the regions that the server has mapped."""
         ...
 
     def close(self) -> None:
@@ -120,20 +86,8 @@ class AsyncTransport(Protocol):
     the server that nobody waits any more, and leaves nothing half read behind.
     """
 
-    async def is_server_ready(self, timeout_s: float) -> bool:
-        """Ask whether the server is ready."""
-        ...
-
-    async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
-        """Ask whether a model is ready; a model that is not known is not ready."""
-        ...
-
-    async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the model configuration in the form of its JSON."""
-        ...
-
-    async def list_models(self, timeout_s: float) -> dict[str, str]:
-        """Return the models of the server with their states, such as ``READY``."""
+    async def ask(self, step: Ask, target: Target) -> Any:
+        """Return the answer to a question: whether something is ready, a model configuration, states of models, ..."""
         ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
@@ -142,28 +96,6 @@ class AsyncTransport(Protocol):
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncResponseStream:
         """Prepare an inference request with any number of responses. The first ``receive`` sends it."""
-        ...
-
-    async def load_model(
-        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
-    ) -> None:
-        """Load a model, or load it anew."""
-        ...
-
-    async def unload_model(self, model_name: str, timeout_s: float) -> None:
-        """Unload a model."""
-        ...
-
-    async def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
-        """Have the server map a region of shared memory."""
-        ...
-
-    async def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
-        """Have the server forget a region of shared memory."""
-        ...
-
-    async def list_shared_memory(self, timeout_s: float) -> list[str]:
-        """Return the names of the regions that the server has mapped."""
         ...
 
     @property

@@ -25,7 +25,7 @@ from ..exceptions import (
 )
 from .deadline import Deadline
 from .spec import ModelSpec, parse_model_config
-from .translate import is_permanent
+from .translate import Operation, is_permanent
 
 # One question may take this long; a server that takes longer is asked again on a fresh connection.
 _QUESTION_TIMEOUT_S = 10.0
@@ -51,13 +51,22 @@ logger = logging.getLogger("pytriton.client")
 
 
 class Question(enum.Enum):
-    """What a plan asks the server."""
+    """What a client asks its server beside inference: in the words of errors, and what of the target it is about."""
 
-    SERVER_READY = "server ready"
-    MODEL_READY = "model ready"
-    ANY_VERSION_READY = "model ready in any version"
-    MODEL_CONFIG = "model configuration"
-    MODEL_LIST = "list of models"
+    SERVER_READY = "server readiness request", "server"
+    MODEL_READY = "model readiness request", "version"
+    ANY_VERSION_READY = "model readiness request", "model"
+    MODEL_CONFIG = "model configuration request", "version"
+    MODEL_LIST = "request for the list of models", "server"
+    LOAD = "loading of the model", "model"
+    UNLOAD = "unloading of the model", "model"
+    REGISTER_REGION = "registration of shared memory", "server"
+    UNREGISTER_REGION = "unregistering of shared memory", "server"
+    LIST_REGIONS = "request for the regions of shared memory", "server"
+
+
+IF_READY = (Question.SERVER_READY, Question.MODEL_READY, Question.ANY_VERSION_READY)
+"""Questions that are answered by yes or no."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,16 @@ class Ask:
 
     question: Question
     timeout_s: float
+    config: str | None = None  # of a model to load, as JSON
+    files: Mapping[str, bytes] | None = None  # of a model to load
+    region: str = ""  # the name of a region of shared memory, and that of its file
+    size: int = 0  # of the region, in bytes
+
+    def operation(self, target: Target) -> Operation:
+        """Return what is being done, for errors and for the request."""
+        doing, about = self.question.value
+        name = None if about == "server" else target.model_name
+        return Operation(doing, target.url, self.timeout_s, name, target.model_version if about == "version" else None)
 
 
 @dataclass(frozen=True)
@@ -126,16 +145,7 @@ PlanStep = Ask | Pause | Exchange
 
 def ask_server(transport: Any, target: Target, step: Ask | Exchange) -> Any:
     """Ask the server through a ``Transport``, or an ``AsyncTransport``, whose answer has to be awaited."""
-    if isinstance(step, Exchange):
-        return step.carry(transport)
-    name, version, timeout_s = target.model_name, target.model_version, step.timeout_s
-    if step.question is Question.SERVER_READY:
-        return transport.is_server_ready(timeout_s)
-    if step.question is Question.MODEL_LIST:
-        return transport.list_models(timeout_s)
-    if step.question is Question.MODEL_CONFIG:
-        return transport.get_model_config(name, version, timeout_s)
-    return transport.is_model_ready(name, version if step.question is Question.MODEL_READY else None, timeout_s)
+    return step.carry(transport) if isinstance(step, Exchange) else transport.ask(step, target)
 
 
 def prepare(

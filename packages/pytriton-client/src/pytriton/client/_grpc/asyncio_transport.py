@@ -13,7 +13,7 @@ import grpc.aio
 from .._core.asyncio_loops import LoopsClosedError, PerLoop
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
-from .._core.startup import join_states
+from .._core.startup import Ask, Target
 from .._core.tls import TlsSettings, make_ssl_context
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
@@ -21,7 +21,7 @@ from .._core.url import TritonUrl
 from .._route.proxies import describe_proxy
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
-from .calls import GrpcCall, check_message, is_unavailable, read_infer_response, read_model_config
+from .calls import GrpcCall, check_message, read_infer_response
 from .forked import check_fork, watch_forks
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
 from .transport import ABANDONED_CALL_S, MAX_BUFFERED_WRITE_BYTES, STREAM_END_TIMEOUT_S, make_credentials
@@ -82,23 +82,16 @@ class AsyncGrpcTransport:
         """Whether a loop that is not closed holds a channel."""
         return self._channels.is_any_open or (self._direct is not None and self._direct.is_any_open)
 
-    async def is_server_ready(self, timeout_s: float) -> bool:
-        """Ask whether the server is ready."""
-        return await self._is_ready(calls.server_ready(self._url, timeout_s))
-
-    async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
-        """Ask whether a model is ready; a model that is not known is not ready."""
-        return await self._is_ready(calls.model_ready(self._url, model_name, model_version, timeout_s))
-
-    async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the model configuration."""
-        call = calls.model_config(self._url, model_name, model_version, timeout_s)
-        return read_model_config(call.operation, await self._call(call))
-
-    async def list_models(self, timeout_s: float) -> dict[str, str]:
-        """Return the models of the server with their states."""
-        message = await self._call(calls.list_models(self._url, timeout_s))
-        return join_states((model.name, model.state) for model in message.models)
+    async def ask(self, step: Ask, target: Target) -> Any:
+        """Return the answer to a question."""
+        call = calls.ask(step, target)
+        try:
+            message = await self._call(call)
+        except PyTritonClientInferenceServerError as error:
+            if calls.is_not_ready(step, error):
+                return False
+            raise
+        return calls.read_answer(step, call.operation, message)
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
@@ -122,29 +115,6 @@ class AsyncGrpcTransport:
 
         return AsyncGrpcStream(send, operation, self._translate)
 
-    async def load_model(
-        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
-    ) -> None:
-        """Load a model, or load it anew."""
-        await self._call(calls.load_model(self._url, model_name, config, files, timeout_s))
-
-    async def unload_model(self, model_name: str, timeout_s: float) -> None:
-        """Unload a model."""
-        await self._call(calls.unload_model(self._url, model_name, timeout_s))
-
-    async def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
-        """Have the server map a region of shared memory."""
-        await self._call(calls.register_shared_memory(self._url, name, size, timeout_s))
-
-    async def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
-        """Have the server forget a region of shared memory."""
-        await self._call(calls.unregister_shared_memory(self._url, name, timeout_s))
-
-    async def list_shared_memory(self, timeout_s: float) -> list[str]:
-        """Return the names of the regions that the server has mapped."""
-        message = await self._call(calls.list_shared_memory(self._url, timeout_s))
-        return [region.name for region in message.regions.values()]
-
     def close_soon(self) -> None:
         """Let every loop close its channel, without waiting for that."""
         self._channels.close_soon()
@@ -156,14 +126,6 @@ class AsyncGrpcTransport:
         if self._direct is not None:
             await self._direct.close()
         await self._channels.close()
-
-    async def _is_ready(self, call: GrpcCall) -> bool:
-        try:
-            return bool((await self._call(call)).ready)
-        except PyTritonClientInferenceServerError as error:
-            if is_unavailable(error):
-                return False
-            raise
 
     async def _call(self, request: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
         operation, message = request.operation, request.message

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .._core.requests import InferRequest, InferResponse, SharedTensors
+from .._core.startup import IF_READY, Ask, Question, Target, join_states
 from .._core.translate import Operation, is_denial, server_error
 from .._core.untrusted import UNREADABLE
 from ..exceptions import PyTritonClientInferenceServerError
@@ -22,37 +22,53 @@ class GrpcCall(NamedTuple):
     message: Any  # the request
 
 
-def server_ready(url: str, timeout_s: float) -> GrpcCall:
-    """Ask whether the server is ready."""
-    operation = Operation("server readiness request", url, timeout_s)
-    return GrpcCall(operation, "ServerReady", service_pb2.ServerReadyRequest())
+def ask(step: Ask, target: Target) -> GrpcCall:
+    """Return the call that asks a question; ``read_answer`` reads what comes back."""
+    operation = step.operation(target)
+    name, version = operation.model_name or "", operation.model_version or ""
+    if step.question is Question.LOAD:
+        return GrpcCall(operation, "RepositoryModelLoad", encode_load_request(name, step.config, step.files))
+    model = {"name": name, "version": version}
+    region = {"name": step.region, "key": f"/{step.region}", "offset": 0, "byte_size": step.size}
+    questions: dict[Question, tuple[str, str, dict[str, Any]]] = {
+        Question.SERVER_READY: ("ServerReady", "ServerReadyRequest", {}),
+        Question.MODEL_READY: ("ModelReady", "ModelReadyRequest", model),
+        Question.ANY_VERSION_READY: ("ModelReady", "ModelReadyRequest", model),
+        Question.MODEL_CONFIG: ("ModelConfig", "ModelConfigRequest", model),
+        Question.MODEL_LIST: ("RepositoryIndex", "RepositoryIndexRequest", {}),
+        Question.UNLOAD: ("RepositoryModelUnload", "RepositoryModelUnloadRequest", {"model_name": name}),
+        Question.REGISTER_REGION: ("SystemSharedMemoryRegister", "SystemSharedMemoryRegisterRequest", region),
+        Question.UNREGISTER_REGION: (
+            "SystemSharedMemoryUnregister",
+            "SystemSharedMemoryUnregisterRequest",
+            {"name": step.region},
+        ),
+        Question.LIST_REGIONS: ("SystemSharedMemoryStatus", "SystemSharedMemoryStatusRequest", {}),
+    }
+    method, message, fields = questions[step.question]
+    return GrpcCall(operation, method, getattr(service_pb2, message)(**fields))
 
 
-def model_ready(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
-    """Ask whether a model is ready."""
-    operation = Operation("model readiness request", url, timeout_s, model_name, model_version)
-    return GrpcCall(
-        operation, "ModelReady", service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
-    )
+def read_answer(step: Ask, operation: Operation, message: Any) -> Any:
+    """Return the answer to a question."""
+    if step.question in IF_READY:
+        return bool(message.ready)
+    if step.question is Question.MODEL_LIST:
+        return join_states((model.name, model.state) for model in message.models)
+    if step.question is Question.LIST_REGIONS:
+        return [region.name for region in message.regions.values()]
+    if step.question is Question.MODEL_CONFIG:
+        try:
+            return decode_model_config(message)
+        except UNREADABLE as error:
+            raise _unreadable_error(operation, error) from error
+    return None
 
 
-def is_unavailable(error: PyTritonClientInferenceServerError) -> bool:
-    """Return whether the error of a readiness request means that there is no such model or server."""
-    return error.status in _UNAVAILABLE_STATUSES and not is_denial(error.status, error.server_message or "")
-
-
-def model_config(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
-    """Ask for the configuration of a model."""
-    operation = Operation("model configuration request", url, timeout_s, model_name, model_version)
-    return GrpcCall(
-        operation, "ModelConfig", service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
-    )
-
-
-def list_models(url: str, timeout_s: float) -> GrpcCall:
-    """Ask for the models of the server and their states."""
-    operation = Operation("request for the list of models", url, timeout_s)
-    return GrpcCall(operation, "RepositoryIndex", service_pb2.RepositoryIndexRequest())
+def is_not_ready(step: Ask, error: PyTritonClientInferenceServerError) -> bool:
+    """Return whether the error is the answer to the question whether something is ready: there is no such thing."""
+    is_denied = is_denial(error.status or "", error.server_message or "")
+    return step.question in IF_READY and error.status in _UNAVAILABLE_STATUSES and not is_denied
 
 
 def infer(url: str, request: InferRequest, timeout_s: float) -> GrpcCall:
@@ -66,54 +82,10 @@ def stream_operation(url: str, request: InferRequest) -> Operation:
     return Operation("streaming inference", url, 0, request.model_name, request.model_version)
 
 
-def load_model(
-    url: str, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
-) -> GrpcCall:
-    """Load a model, or load it anew."""
-    operation = Operation("loading of the model", url, timeout_s, model_name)
-    return GrpcCall(operation, "RepositoryModelLoad", encode_load_request(model_name, config, files))
-
-
-def unload_model(url: str, model_name: str, timeout_s: float) -> GrpcCall:
-    """Unload a model."""
-    operation = Operation("unloading of the model", url, timeout_s, model_name)
-    message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
-    return GrpcCall(operation, "RepositoryModelUnload", message)
-
-
-def register_shared_memory(url: str, name: str, size: int, timeout_s: float) -> GrpcCall:
-    """Map a region of shared memory; its name is the one of its file, too."""
-    operation = Operation("registration of shared memory", url, timeout_s)
-    message = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", offset=0, byte_size=size)
-    return GrpcCall(operation, "SystemSharedMemoryRegister", message)
-
-
-def unregister_shared_memory(url: str, name: str, timeout_s: float) -> GrpcCall:
-    """Forget a region of shared memory."""
-    operation = Operation("unregistering of shared memory", url, timeout_s)
-    return GrpcCall(
-        operation, "SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
-    )
-
-
-def list_shared_memory(url: str, timeout_s: float) -> GrpcCall:
-    """Ask which regions of shared memory are registered."""
-    operation = Operation("request for the regions of shared memory", url, timeout_s)
-    return GrpcCall(operation, "SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
-
-
 def read_infer_response(operation: Operation, message: Any, shared: SharedTensors | None = None) -> InferResponse:
     """Return the response in a message."""
     try:
         return decode_infer_response(message, shared)
-    except UNREADABLE as error:
-        raise _unreadable_error(operation, error) from error
-
-
-def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
-    """Return the configuration in the form of its JSON."""
-    try:
-        return decode_model_config(message)
     except UNREADABLE as error:
         raise _unreadable_error(operation, error) from error
 

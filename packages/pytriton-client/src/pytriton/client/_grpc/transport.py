@@ -14,7 +14,7 @@ from tritonclient.grpc import InferenceServerClient
 from .._core.forks import call_in_child
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
-from .._core.startup import join_states
+from .._core.startup import Ask, Target
 from .._core.tls import TlsSettings, read_certificates
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
@@ -22,7 +22,7 @@ from .._core.url import TritonUrl
 from .._route.proxies import describe_proxy
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
-from .calls import GrpcCall, is_unavailable, read_infer_response, read_model_config
+from .calls import GrpcCall, read_infer_response
 from .forked import check_fork, is_usable, watch_forks
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
 from .patched import adapt_to_patches, check_stream
@@ -107,23 +107,16 @@ class GrpcTransport:
         self._abandoned: set[threading.Thread] = set()
         self._has_unfinished = False
 
-    def is_server_ready(self, timeout_s: float) -> bool:
-        """Ask whether the server is ready."""
-        return self._is_ready(calls.server_ready(self._url, timeout_s))
-
-    def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
-        """Ask whether a model is ready; a model that is not known is not ready."""
-        return self._is_ready(calls.model_ready(self._url, model_name, model_version, timeout_s))
-
-    def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the model configuration."""
-        call = calls.model_config(self._url, model_name, model_version, timeout_s)
-        return read_model_config(call.operation, self._call(call))
-
-    def list_models(self, timeout_s: float) -> dict[str, str]:
-        """Return the models of the server with their states."""
-        message = self._call(calls.list_models(self._url, timeout_s))
-        return join_states((model.name, model.state) for model in message.models)
+    def ask(self, step: Ask, target: Target) -> Any:
+        """Return the answer to a question."""
+        call = calls.ask(step, target)
+        try:
+            message = self._call(call)
+        except PyTritonClientInferenceServerError as error:
+            if calls.is_not_ready(step, error):
+                return False
+            raise
+        return calls.read_answer(step, call.operation, message)
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
@@ -141,29 +134,6 @@ class GrpcTransport:
             return self._invoke(operation, self._open_stream, message, request.call.headers)
 
         return GrpcStream(send, operation, self._watchdog, self._translate, self._abandon)
-
-    def load_model(
-        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
-    ) -> None:
-        """Load a model, or load it anew."""
-        self._call(calls.load_model(self._url, model_name, config, files, timeout_s))
-
-    def unload_model(self, model_name: str, timeout_s: float) -> None:
-        """Unload a model."""
-        self._call(calls.unload_model(self._url, model_name, timeout_s))
-
-    def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
-        """Have the server map a region of shared memory."""
-        self._call(calls.register_shared_memory(self._url, name, size, timeout_s))
-
-    def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
-        """Have the server forget a region of shared memory."""
-        self._call(calls.unregister_shared_memory(self._url, name, timeout_s))
-
-    def list_shared_memory(self, timeout_s: float) -> list[str]:
-        """Return the names of the regions that the server has mapped."""
-        message = self._call(calls.list_shared_memory(self._url, timeout_s))
-        return [region.name for region in message.regions.values()]
 
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
@@ -193,14 +163,6 @@ class GrpcTransport:
             abandoned.start()
         except RuntimeError:  # the interpreter is ending, or the machine has no thread left
             call.cancel()
-
-    def _is_ready(self, call: GrpcCall) -> bool:
-        try:
-            return bool(self._call(call).ready)
-        except PyTritonClientInferenceServerError as error:
-            if is_unavailable(error):
-                return False
-            raise
 
     def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
         operation, method, message = call.operation, getattr(self._stub, call.method), call.message

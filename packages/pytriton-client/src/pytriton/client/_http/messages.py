@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Generator
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.spec import ModelSpec
-from .._core.startup import SHOWN, join_states
+from .._core.startup import IF_READY, SHOWN, Ask, Question, join_states
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
 from .._core.untrusted import (
@@ -35,10 +35,9 @@ from .wire import TENSORS_START, HttpRequest, HttpResponse, HttpWireError, Respo
 
 _FIRST_LINE_BYTES = 1 << 10
 
-SERVER_READY = HttpRequest("GET", "/v2/health/ready")
-LIST_MODELS = HttpRequest("POST", "/v2/repository/index", body=b"{}")
-SHOW_MODELS = HttpRequest("GET", "/")
-"""Ask for the page of pytriton-server's guard, for callers who may not list the models: see ``GuardConfig.page``."""
+# The page of pytriton-server's guard, for callers who may not list the models: see ``GuardConfig.page``.
+_SHOW_MODELS = HttpRequest("GET", "/")
+_OK = 200
 
 
 def model_path(model_name: str, model_version: str | None) -> str:
@@ -47,14 +46,75 @@ def model_path(model_name: str, model_version: str | None) -> str:
     return path if model_version is None else f"{path}/versions/{model_version}"
 
 
-def model_ready_request(model_name: str, model_version: str | None) -> HttpRequest:
-    """Ask whether a model is ready; ``read_readiness`` reads the response."""
-    return HttpRequest("GET", f"{model_path(model_name, model_version)}/ready")
+def ask(step: Ask, operation: Operation) -> Generator[HttpRequest, HttpResponse, Any]:
+    """Yield the requests of a question, which is sent their responses, and return the answer."""
+    question = step.question
+    response = yield _request(step, operation)
+    if question in IF_READY:
+        return _read_readiness(response, operation)
+    if question is Question.MODEL_LIST and response.status == HTTPStatus.FORBIDDEN:
+        shown = _read_shown_models((yield _SHOW_MODELS))
+        if shown is not None:
+            return shown
+    check_status(response, operation)
+    if question in (Question.MODEL_CONFIG, Question.MODEL_LIST, Question.LIST_REGIONS):
+        try:
+            return _read_answer(question, parse_json(bytes(response.body)))
+        except UNREADABLE as error:
+            raise _not_understood(operation, response, error) from error
+    return None
 
 
-def model_config_request(model_name: str, model_version: str | None) -> HttpRequest:
-    """Ask for a model's configuration; ``read_model_config`` reads the response."""
-    return HttpRequest("GET", f"{model_path(model_name, model_version)}/config")
+def _request(step: Ask, operation: Operation) -> HttpRequest:
+    name = operation.model_name or ""
+    model, repository = model_path(name, operation.model_version), f"/v2/repository/models/{quote(name, safe='')}"
+    region = f"/v2/systemsharedmemory/region/{step.region}"
+    if step.question is Question.SERVER_READY:
+        return HttpRequest("GET", "/v2/health/ready")
+    if step.question in IF_READY:
+        return HttpRequest("GET", f"{model}/ready")
+    if step.question is Question.MODEL_CONFIG:
+        return HttpRequest("GET", f"{model}/config")
+    if step.question is Question.LIST_REGIONS:
+        return HttpRequest("GET", "/v2/systemsharedmemory/status")
+    path, fields = {
+        Question.MODEL_LIST: ("/v2/repository/index", {}),
+        Question.LOAD: (f"{repository}/load", _load_fields(step)),
+        Question.UNLOAD: (f"{repository}/unload", {}),
+        Question.REGISTER_REGION: (
+            f"{region}/register",
+            {"key": f"/{step.region}", "offset": 0, "byte_size": step.size},
+        ),
+        Question.UNREGISTER_REGION: (f"{region}/unregister", {}),
+    }[step.question]
+    return HttpRequest("POST", path, body=json.dumps(fields).encode())
+
+
+def _load_fields(step: Ask) -> dict[str, Any]:
+    parameters = {path: base64.b64encode(content).decode("ascii") for path, content in (step.files or {}).items()}
+    if step.config is not None:
+        parameters["config"] = step.config
+    return {"parameters": parameters} if parameters else {}
+
+
+def _read_answer(question: Question, content: Any) -> Any:
+    """Return what is to be known of the JSON of an answer."""
+    if question is Question.LIST_REGIONS:
+        return [str(region["name"]) for region in content]
+    if question is Question.MODEL_LIST:
+        return join_states((str(model["name"]), str(model.get("state", ""))) for model in content)
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object, received {describe(content)}")
+    return content
+
+
+def _read_shown_models(page: HttpResponse) -> dict[str, str] | None:
+    """Return the ready models on a server's page; ``None`` where there is no such page."""
+    if page.status == _OK:
+        with contextlib.suppress(*UNREADABLE):
+            shown = parse_json(bytes(page.body))["models"]
+            return join_states((str(model["name"]), SHOWN) for model in shown if model["ready"] is True)
+    return None
 
 
 def infer_request(request: InferRequest) -> HttpRequest:
@@ -95,67 +155,9 @@ def stream_request(spec: ModelSpec, request: InferRequest) -> HttpRequest:
     return HttpRequest("POST", path, request.call.headers, encode_generate_request(spec, request))
 
 
-def load_request(model_name: str, config: str | None, files: Mapping[str, bytes] | None) -> HttpRequest:
-    """Ask to load a model, or to load it anew."""
-    parameters = {path: base64.b64encode(content).decode("ascii") for path, content in (files or {}).items()}
-    if config is not None:
-        parameters["config"] = config
-    body = json.dumps({"parameters": parameters} if parameters else {}).encode()
-    return HttpRequest("POST", f"/v2/repository/models/{quote(model_name, safe='')}/load", body=body)
-
-
-def unload_request(model_name: str) -> HttpRequest:
-    """Ask to unload a model."""
-    return HttpRequest("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", body=b"{}")
-
-
-def register_shared_memory_request(name: str, size: int) -> HttpRequest:
-    """Ask to map a region of shared memory; its name is the one of its file, too."""
-    body = json.dumps({"key": f"/{name}", "offset": 0, "byte_size": size}).encode()
-    return HttpRequest("POST", f"/v2/systemsharedmemory/region/{name}/register", body=body)
-
-
-def unregister_shared_memory_request(name: str) -> HttpRequest:
-    """Ask to forget a region of shared memory."""
-    return HttpRequest("POST", f"/v2/systemsharedmemory/region/{name}/unregister", body=b"{}")
-
-
-def list_shared_memory_request() -> HttpRequest:
-    """Ask which regions of shared memory are registered; ``read_shared_memory_names`` reads the response."""
-    return HttpRequest("GET", "/v2/systemsharedmemory/status")
-
-
-def read_shared_memory_names(response: HttpResponse, operation: Operation) -> list[str]:
-    """Return the names of the regions that are registered."""
-    check_status(response, operation)
-    try:
-        return [str(region["name"]) for region in parse_json(bytes(response.body))]
-    except UNREADABLE as error:
-        raise _not_understood(operation, response, error) from error
-
-
-def read_model_states(response: HttpResponse, operation: Operation) -> dict[str, str]:
-    """Return the models of the server with their states."""
-    check_status(response, operation)
-    try:
-        listed = parse_json(bytes(response.body))
-        return join_states((str(model["name"]), str(model.get("state", ""))) for model in listed)
-    except UNREADABLE as error:
-        raise _not_understood(operation, response, error) from error
-
-
-def read_shown_models(page: HttpResponse, refusal: HttpResponse, operation: Operation) -> dict[str, str]:
-    """Return the ready models on a server's page; where there is no such page, raise what the refused list says."""
-    if page.status == 200:
-        with contextlib.suppress(*UNREADABLE):
-            shown = parse_json(bytes(page.body))["models"]
-            return join_states((str(model["name"]), SHOWN) for model in shown if model["ready"] is True)
-    return read_model_states(refusal, operation)
-
-
 def check_status(response: HttpResponse, operation: Operation) -> None:
     """Check that a response is no error."""
-    if response.status != 200:
+    if response.status != _OK:
         text = find_error_text(response.body)
         raise server_error(operation, str(response.status), text or f"(HTTP status {response.status} without a text)")
 
@@ -172,7 +174,7 @@ def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientErr
     return connection_error(operation, f"{type(error).__name__}: {error}")
 
 
-def read_readiness(response: HttpResponse, operation: Operation) -> bool:
+def _read_readiness(response: HttpResponse, operation: Operation) -> bool:
     """Return whether the server, or a model, says that it is ready."""
     try:
         check_status(response, operation)
@@ -200,18 +202,6 @@ def _page(response: HttpResponse) -> str:
     """Return the status of an answer and the first line of its text, escaped and cut."""
     text = str(response.body[:_FIRST_LINE_BYTES], "utf-8", errors="replace").strip().partition("\n")[0].rstrip()
     return f"the HTTP status {response.status} and {describe(text) if text else 'no text'}"
-
-
-def read_model_config(response: HttpResponse, operation: Operation) -> Mapping[str, Any]:
-    """Return the model configuration in the form of its JSON."""
-    check_status(response, operation)
-    try:
-        config = parse_json(bytes(response.body))
-        if not isinstance(config, dict):
-            raise ValueError(f"expected a JSON object, received {describe(config)}")
-    except UNREADABLE as error:
-        raise _not_understood(operation, response, error) from error
-    return config
 
 
 def read_infer_response(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
+from dataclasses import replace
 from typing import Any
 
 from .._core.deadline import Deadline
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
+from .._core.startup import Ask, Target
 from .._core.tls import TlsSettings, make_ssl_context
 from .._core.translate import Operation, closed_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES, MOST_ERROR_BYTES
@@ -52,35 +53,20 @@ class HttpTransport:
         context = make_ssl_context(tls) if url.is_encrypted else None
         self._pool = ConnectionPool(url, dict(headers), context, max_bytes)
 
-    def is_server_ready(self, timeout_s: float) -> bool:
-        """Ask whether the server is ready."""
-        operation = self._operation("server readiness request", timeout_s)
-        return messages.read_readiness(self._exchange(messages.SERVER_READY, operation), operation)
-
-    def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
-        """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = self._operation("model readiness request", timeout_s, model_name, model_version)
-        question = messages.model_ready_request(model_name, model_version)
-        return messages.read_readiness(self._exchange(question, operation), operation)
-
-    def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the model configuration."""
-        operation = self._operation("model configuration request", timeout_s, model_name, model_version)
-        question = messages.model_config_request(model_name, model_version)
-        return messages.read_model_config(self._exchange(question, operation), operation)
-
-    def list_models(self, timeout_s: float) -> dict[str, str]:
-        """Return the models of the server with their states."""
-        operation = self._operation("request for the list of models", timeout_s)
-        response = self._exchange(messages.LIST_MODELS, operation)
-        if response.status == HTTPStatus.FORBIDDEN:
-            page = self._exchange(messages.SHOW_MODELS, operation)
-            return messages.read_shown_models(page, response, operation)
-        return messages.read_model_states(response, operation)
+    def ask(self, step: Ask, target: Target) -> Any:
+        """Return the answer to a question."""
+        operation = replace(step.operation(target), note=self._note, client=self._client)
+        plan = messages.ask(step, operation)
+        request = next(plan)
+        try:
+            while True:
+                request = plan.send(self._exchange(request, operation))
+        except StopIteration as end:
+            return end.value
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = self._operation("inference request", timeout_s, request.model_name, request.model_version)
+        operation = self._operation("inference request", timeout_s, request)
         response = self._exchange(messages.infer_request(request), operation)
         return messages.read_infer_response(response, operation, request.shared)
 
@@ -91,45 +77,16 @@ class HttpTransport:
         def send(deadline: Deadline) -> HttpStream:
             return self._pool.stream(question, deadline)
 
-        operation = self._operation("streaming inference", 0, request.model_name, request.model_version)
+        operation = self._operation("streaming inference", 0, request)
         return HttpResponseStream(send, operation, GenerateReader(spec, request, self._max_bytes))
-
-    def load_model(
-        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
-    ) -> None:
-        """Load a model, or load it anew."""
-        operation = self._operation("loading of the model", timeout_s, model_name)
-        messages.check_status(self._exchange(messages.load_request(model_name, config, files), operation), operation)
-
-    def unload_model(self, model_name: str, timeout_s: float) -> None:
-        """Unload a model."""
-        operation = self._operation("unloading of the model", timeout_s, model_name)
-        messages.check_status(self._exchange(messages.unload_request(model_name), operation), operation)
-
-    def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
-        """Have the server map a region of shared memory."""
-        operation = self._operation("registration of shared memory", timeout_s)
-        messages.check_status(self._exchange(messages.register_shared_memory_request(name, size), operation), operation)
-
-    def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
-        """Have the server forget a region of shared memory."""
-        operation = self._operation("unregistering of shared memory", timeout_s)
-        messages.check_status(self._exchange(messages.unregister_shared_memory_request(name), operation), operation)
-
-    def list_shared_memory(self, timeout_s: float) -> list[str]:
-        """Return the names of the regions that the server has mapped."""
-        operation = self._operation("request for the regions of shared memory", timeout_s)
-        response = self._exchange(messages.list_shared_memory_request(), operation)
-        return messages.read_shared_memory_names(response, operation)
 
     def close(self) -> None:
         """Close the connections; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._pool.close()
 
-    def _operation(
-        self, doing: str, timeout_s: float, model_name: str | None = None, model_version: str | None = None
-    ) -> Operation:
-        return Operation(doing, self._url, timeout_s, model_name, model_version, self._note, self._client)
+    def _operation(self, doing: str, timeout_s: float, request: InferRequest) -> Operation:
+        name, version = request.model_name, request.model_version
+        return Operation(doing, self._url, timeout_s, name, version, self._note, self._client)
 
     def _exchange(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         try:

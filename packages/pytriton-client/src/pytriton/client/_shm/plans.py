@@ -19,7 +19,7 @@ from .._core.deadline import Deadline
 from .._core.forks import Lock
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
-from .._core.startup import Exchange, Pause, PlanStep, Target
+from .._core.startup import Ask, Exchange, Pause, PlanStep, Question, Target
 from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError, PyTritonClientSharedMemoryError
 from ..warnings import SharedMemoryWarning
@@ -163,7 +163,8 @@ class SharedMemory:
         except OSError as error:
             raise _UnavailableError(size, str(error), error, is_shortage=error.errno in _SHORTAGES) from error
         try:
-            yield Exchange(methodcaller("register_shared_memory", region.name, region.size, deadline.remaining_s()))
+            remaining_s = deadline.remaining_s()
+            yield Ask(Question.REGISTER_REGION, remaining_s, region=region.name, size=region.size)
         except BaseException as error:
             self._pool.leave(region)
             if isinstance(error, PyTritonClientInferenceServerError):
@@ -182,7 +183,7 @@ class SharedMemory:
             self._has_swept = True
         remove_left_files()
         try:
-            names = yield Exchange(methodcaller("list_shared_memory", _TIDY_TIMEOUT_S))
+            names = yield Ask(Question.LIST_REGIONS, _TIDY_TIMEOUT_S)
         except PyTritonClientError as error:
             logger.debug("Regions of clients that are gone stay registered: %s", error)
             return
@@ -197,7 +198,7 @@ class SharedMemory:
             except IndexError:
                 return  # another thread took the last name
             try:
-                yield Exchange(methodcaller("unregister_shared_memory", name, deadline.remaining_s()))
+                yield Ask(Question.UNREGISTER_REGION, deadline.remaining_s(), region=name)
             except PyTritonClientInferenceServerError as error:
                 if _IN_USE_TEXT in error.message or error.status in _BUSY_STATUSES:
                     self._stale.put_back(name, _TIDY_PAUSE_S)
