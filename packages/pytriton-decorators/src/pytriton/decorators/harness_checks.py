@@ -17,12 +17,21 @@ from pytriton.model_config.triton_model_config import TensorSpec, TritonModelCon
 
 
 class Result(dict[str, Any]):
-    """The outputs of one request by name, as a client would get them."""
+    """The outputs of one request by name, as a client would get them.
+
+    Attributes:
+        parameters: Response parameters.
+    """
 
     def __init__(self, outputs: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> None:
-        """Make a result of arrays by name and response parameters."""
+        """Make a result.
+
+        Args:
+            outputs: Arrays by name.
+            parameters: Response parameters.
+        """
         super().__init__(outputs)
-        self.parameters: dict[str, Any] = dict(parameters or {})  # response parameters
+        self.parameters: dict[str, Any] = dict(parameters or {})
 
 
 class Checker:

@@ -313,6 +313,12 @@ class Response(_Arrays):
 
     A generator that serves a decoupled model ends the stream of one request with `Response(data, final=True)`, or
     without a further response with `Response(final=True)`; the other requests of the batch go on.
+
+    Attributes:
+        data: The outputs by name.
+        parameters: Response parameters: strings, integers of 64 bits, booleans and floats.
+        final: Whether nothing more comes for the request; without meaning where the model is not decoupled, whose
+            responses are all final.
     """
 
     def __init__(
@@ -329,11 +335,8 @@ class Response(_Arrays):
             parameters: Response parameters.
             final: See the attribute.
         """
-        self.data: dict[str, np.ndarray[Any, Any]] = dict(data or {})  # the outputs by name
-        # Response parameters: strings, integers of 64 bits, booleans and floats.
+        self.data: dict[str, np.ndarray[Any, Any]] = dict(data or {})
         self.parameters: dict[str, ParameterValue] = dict(parameters or {})
-        # Whether nothing more comes for the request; without meaning where the model is not decoupled, whose responses
-        # are all final.
         self.final = final
 
     def __repr__(self) -> str:

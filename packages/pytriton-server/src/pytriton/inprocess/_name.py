@@ -7,8 +7,6 @@ from types import ModuleType
 
 from pytriton.inprocess.capi.errors import AlreadyExistsError
 
-__all__ = ["as_tritonserver"]
-
 _NAME = "tritonserver"
 _ORIGIN = "pytriton.inprocess"
 

@@ -13,6 +13,11 @@ class ModelError(PyTritonError):
     """
 
     def __init__(self, message: str, code: str = "INTERNAL") -> None:
-        """Make an error of a text and the name of its code."""
+        """Make an error.
+
+        Args:
+            message: Its text.
+            code: The name of its code.
+        """
         super().__init__(message)
         self.code = code

@@ -41,6 +41,10 @@ class ModelHarness:
     with ModelHarness("models/double", calls={"embed": lambda request: {"vector": request["x"]}}) as model:
         result = model.infer({"x": [[1.0, 2.0]]})
     ```
+
+    Attributes:
+        name: The model's name.
+        model_config: Its configuration, as `initialize` gets it, after `auto_complete_config`.
     """
 
     def __init__(
@@ -75,9 +79,8 @@ class ModelHarness:
         if version is None:
             version = _highest(self._folder) if file is None else int(file.parent.name)
         written = read_config(self._folder, config)
-        # Its configuration, as `initialize` gets it, after `auto_complete_config`.
         self.model_config = completed_config(written, self._folder.name)
-        self.name = str(self.model_config["name"])  # the model's name
+        self.name = str(self.model_config["name"])
         self._version = version
         self._file = file or self._folder / str(version) / str(self.model_config["default_model_filename"])
         self._instance = f"{self.model_config['instance_group'][0]['name']}_0"

@@ -46,16 +46,22 @@ class ModelResult(dict[str, Any]):
         request_id: The id of the request that this answers.
         model_name: The model that answered.
         model_version: The version that answered, also where the client asked for the latest.
+
+    Attributes:
+        parameters: What the callable added to its response; empty where it added nothing.
+        request_id: The id of the request that this answers; ``""`` where the server did not say.
+        model_name: The model that answered.
+        model_version: The version that answered, as text; ``None`` where the server did not say.
+        is_followed: Whether it is known that the next result, or the end of the stream, is there already, so that what
+            hands results on may send several together. The clients that applications use do not tell.
     """
 
     __slots__ = ("is_followed", "model_name", "model_version", "parameters", "request_id")
 
-    parameters: dict[str, ParameterValue]  # what the callable added to its response; empty where it added nothing
-    request_id: str  # the id of the request that this answers; ``""`` where the server did not say
-    model_name: str  # the model that answered
-    model_version: str | None  # the version that answered, as text; ``None`` where the server did not say
-    # Whether it is known that the next result, or the end of the stream, is there already, so that what hands results
-    # on may send several together. The clients that applications use do not tell.
+    parameters: dict[str, ParameterValue]
+    request_id: str
+    model_name: str
+    model_version: str | None
     is_followed: bool
 
     def __init__(

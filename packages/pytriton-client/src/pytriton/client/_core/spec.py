@@ -21,13 +21,21 @@ _MOST_OF_HINT = 400
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of a model."""
+    """One input or output of a model.
 
-    name: str  # the name in requests
-    shape: tuple[int, ...]  # Without the batch axis where the model has one; -1 is any length
-    dtype: type[np.generic]  # the numpy scalar type of an element; ``np.bytes_`` for strings
-    optional: bool = False  # whether a request may leave it out
-    hint: str = ""  # what the author of the model calls its type, such as ``"list[str]"``; empty where nobody tells
+    Attributes:
+        name: The name in requests.
+        shape: Without the batch axis where the model has one; -1 is any length.
+        dtype: The numpy scalar type of an element; ``np.bytes_`` for strings.
+        optional: Whether a request may leave it out.
+        hint: What the author of the model calls its type, such as ``"list[str]"``; empty where nobody tells.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: type[np.generic]
+    optional: bool = False
+    hint: str = ""
 
     @functools.cached_property
     def datatype(self) -> str:
@@ -44,15 +52,25 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a client knows about its model."""
+    """What a client knows about its model.
 
-    model_name: str  # the name on the server
-    model_version: int | None = None  # the version that the client asked for; ``None`` is the latest
-    max_batch_size: int = 0  # the most samples in one request; 0 where the model takes one sample at a time
-    batching: bool = False  # whether requests carry a batch axis
-    decoupled: bool = False  # whether one request may get any number of responses
-    inputs: tuple[TensorSpec, ...] = ()  # in the order of positional arguments
-    outputs: tuple[TensorSpec, ...] = ()  # in the order of the configuration
+    Attributes:
+        model_name: The name on the server.
+        model_version: The version that the client asked for; ``None`` is the latest.
+        max_batch_size: The most samples in one request; 0 where the model takes one sample at a time.
+        batching: Whether requests carry a batch axis.
+        decoupled: Whether one request may get any number of responses.
+        inputs: In the order of positional arguments.
+        outputs: In the order of the configuration.
+    """
+
+    model_name: str
+    model_version: int | None = None
+    max_batch_size: int = 0
+    batching: bool = False
+    decoupled: bool = False
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
 
 def parse_model_config(config: Mapping[str, Any], version: str | None) -> ModelSpec:

@@ -20,15 +20,18 @@ class TlsSettings:
 
     The server's certificate is always checked, also that it names the host of the address. The files are read when a
     client is made.
+
+    Attributes:
+        ca_file: Certificates (PEM) of the authorities that may have signed the server's; ``None`` trusts those that the
+            system knows over HTTPS, and those that gRPC brings along over gRPC.
+        certificate_file: The client's own certificate (PEM), with the chain to its authority, for a server that asks
+            for one (``grpc_use_ssl_mutual``).
+        key_file: The private key (PEM, without a password) of ``certificate_file``.
     """
 
-    # Certificates (PEM) of the authorities that may have signed the server's; ``None`` trusts those that the system
-    # knows over HTTPS, and those that gRPC brings along over gRPC.
     ca_file: str | os.PathLike[str] | None = None
-    # The client's own certificate (PEM), with the chain to its authority, for a server that asks for one
-    # (``grpc_use_ssl_mutual``).
     certificate_file: str | os.PathLike[str] | None = None
-    key_file: str | os.PathLike[str] | None = None  # the private key (PEM, without a password) of ``certificate_file``
+    key_file: str | os.PathLike[str] | None = None
 
 
 _NO_SETTINGS = TlsSettings()

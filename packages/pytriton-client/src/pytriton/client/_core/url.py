@@ -20,15 +20,23 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 @dataclass(frozen=True)
 class TritonUrl:
-    """A parsed server address."""
+    """A parsed server address.
 
-    scheme: str  # ``http``, ``https``, ``grpc`` or ``grpcs``, in lower case
-    hostname: str  # a name or an IP address; an IPv6 address without its brackets
-    port: int  # the port; 8000 for HTTP, 8001 for gRPC and 443 for HTTPS where the address names none
-    # Whether calls go in turn to all servers that the name stands for, in place of one of them.
+    Attributes:
+        scheme: ``http``, ``https``, ``grpc`` or ``grpcs``, in lower case.
+        hostname: A name or an IP address; an IPv6 address without its brackets.
+        port: The port; 8000 for HTTP, 8001 for gRPC and 443 for HTTPS where the address names none.
+        is_balanced: Whether calls go in turn to all servers that the name stands for, in place of one of them.
+        path: What comes before the paths of the server, of a gateway over HTTP; else empty.
+        trust_env: Whether the variables of the environment that name a proxy count.
+    """
+
+    scheme: str
+    hostname: str
+    port: int
     is_balanced: bool = False
-    path: str = ""  # what comes before the paths of the server, of a gateway over HTTP; else empty
-    trust_env: bool = True  # whether the variables of the environment that name a proxy count
+    path: str = ""
+    trust_env: bool = True
 
     @classmethod
     def from_url(cls, url: str) -> TritonUrl:

@@ -24,30 +24,42 @@ _UINT32: Final = range(2**32)
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """A request to a model. It may be sent any number of times, also while it is in flight."""
+    """A request to a model. It may be sent any number of times, also while it is in flight.
 
-    model: NamedModel  # the model
-    request_id: str | None = None  # Comes back with the responses, and appears in Triton's log and traces
-    flags: int = 0  # place in a sequence: 1 starts one, 2 ends it (`RequestFlag`)
-    correlation_id: int | str | None = None  # Sequence that the request belongs to
-    priority: int = 0  # Priority level: 1 is the highest, 0 is the model's default
-    # How long the request may wait in the queue, in microseconds; 0 for the model's default. It takes effect where the
-    # queue policy of the model allows it.
+    Attributes:
+        model: The model.
+        request_id: Comes back with the responses, and appears in Triton's log and traces.
+        flags: Place in a sequence: 1 starts one, 2 ends it (`RequestFlag`).
+        correlation_id: Sequence that the request belongs to.
+        priority: Priority level: 1 is the highest, 0 is the model's default.
+        timeout: How long the request may wait in the queue, in microseconds; 0 for the model's default. It takes effect
+            where the queue policy of the model allows it.
+        inputs: Values by the name of the input: a `Tensor`, a numpy array or scalar, (nested) lists, which get the data
+            type of the input, or any object with `__dlpack__`. A single number or string is a tensor of one element.
+            The memory of arrays is used as it is, so that they must not be changed before the response.
+        parameters: Values for the model, each a `str`, `int`, `bool` or `float`.
+        output_memory_type: Where outputs are wanted: see `Tensor.to_device`. `None` is host memory.
+        response_queue: Gets all responses, in addition to the iterator: a `queue.SimpleQueue`, or for `async_infer` an
+            `asyncio.Queue`.
+        requested_outputs: Names of the outputs that are wanted; all of them if there are none.
+        response_timeout_s: How long to wait for each next response, in seconds, before a `TimedOutError` is raised;
+            `None` waits without a limit.
+        trace: Records what happens to the request.
+    """
+
+    model: NamedModel
+    request_id: str | None = None
+    flags: int = 0
+    correlation_id: int | str | None = None
+    priority: int = 0
     timeout: int = 0
-    # Values by the name of the input: a `Tensor`, a numpy array or scalar, (nested) lists, which get the data type of
-    # the input, or any object with `__dlpack__`. A single number or string is a tensor of one element. The memory of
-    # arrays is used as it is, so that they must not be changed before the response.
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    # Values for the model, each a `str`, `int`, `bool` or `float`.
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    output_memory_type: Any = None  # Where outputs are wanted: see `Tensor.to_device`. `None` is host memory.
-    # Gets all responses, in addition to the iterator: a `queue.SimpleQueue`, or for `async_infer` an `asyncio.Queue`.
+    output_memory_type: Any = None
     response_queue: Any = None
-    requested_outputs: Sequence[str] = ()  # names of the outputs that are wanted; all of them if there are none
-    # How long to wait for each next response, in seconds, before a `TimedOutError` is raised; `None` waits without a
-    # limit.
+    requested_outputs: Sequence[str] = ()
     response_timeout_s: float | None = None
-    trace: Trace | None = None  # Records what happens to the request
+    trace: Trace | None = None
 
 
 _new_request = InferenceRequest.__new__

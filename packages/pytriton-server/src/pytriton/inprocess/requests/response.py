@@ -21,7 +21,17 @@ _TYPES: Final = {int(data_type): data_type for data_type in DataType}
 
 
 class InferenceResponse:
-    """One response to a request."""
+    """One response to a request.
+
+    Attributes:
+        request_id: Id of the request.
+        parameters: Parameters that the model set.
+        outputs: The outputs by name. They own their memory: they stay valid after the server is gone.
+        error: What went wrong, if anything did.
+        classification_label: Label of the largest value, where the model has labels (`label_filename`) for an output
+            and the response has one row of it.
+        final: Whether no other response follows.
+    """
 
     __slots__ = (
         "_answering",
@@ -46,16 +56,12 @@ class InferenceResponse:
     ) -> None:
         self._model = model
         self._answering: tuple[str, int] | None = None
-        self.request_id = request_id  # Id of the request
-        # Parameters that the model set.
+        self.request_id = request_id
         self.parameters: dict[str, Parameter] = {} if parameters is None else parameters
-        # The outputs by name. They own their memory: they stay valid after the server is gone.
         self.outputs: dict[str, Tensor] = {} if outputs is None else outputs
-        self.error = error  # what went wrong, if anything did
-        # Label of the largest value, where the model has labels (`label_filename`) for an output and the response has
-        # one row of it.
+        self.error = error
         self.classification_label = classification_label
-        self.final = final  # whether no other response follows
+        self.final = final
 
     @property
     def model(self) -> NamedModel:

@@ -29,17 +29,29 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One thing that happened to a request."""
+    """One thing that happened to a request.
 
-    activity: TraceActivity  # what happened
-    timestamp_ns: int | None  # When, on the clock of `time.monotonic_ns`; `None` for an activity with a tensor
-    trace_id: int  # Number of the trace, unique in the process. The models of an ensemble have one each.
-    parent_id: int  # number of the trace that it belongs to; 0 if it is the request's own
-    model_name: str  # the model
-    model_version: int  # its version
-    request_id: str  # Id of the request
-    name: str | None = None  # name of the tensor, for an activity with one
-    tensor: Tensor | None = None  # a copy of the tensor; `None` if there is none or it is not in host memory
+    Attributes:
+        activity: What happened.
+        timestamp_ns: When, on the clock of `time.monotonic_ns`; `None` for an activity with a tensor.
+        trace_id: Number of the trace, unique in the process. The models of an ensemble have one each.
+        parent_id: Number of the trace that it belongs to; 0 if it is the request's own.
+        model_name: The model.
+        model_version: Its version.
+        request_id: Id of the request.
+        name: Name of the tensor, for an activity with one.
+        tensor: A copy of the tensor; `None` if there is none or it is not in host memory.
+    """
+
+    activity: TraceActivity
+    timestamp_ns: int | None
+    trace_id: int
+    parent_id: int
+    model_name: str
+    model_version: int
+    request_id: str
+    name: str | None = None
+    tensor: Tensor | None = None
 
 
 class Trace:

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.enums import LogLevel
 
-__all__ = ["LogCallback", "deliver_log", "log_pipe_for"]
-
 logger = logging.getLogger(__name__)
 
 LogCallback = Callable[[LogLevel, str, int, int, str], object]

@@ -46,6 +46,9 @@ class Server:
 
     Raises:
         TypeError: If there is no option of the name of a keyword.
+
+    Attributes:
+        options: The settings. Changes apply to the next start.
     """
 
     def __init__(self, options: Options | None = None, **kwargs: Any) -> None:
@@ -56,7 +59,7 @@ class Server:
             options = Options(**kwargs)
         elif kwargs:
             options = dataclasses.replace(options, **kwargs)
-        self.options = options  # The settings. Changes apply to the next start.
+        self.options = options
         self._bindings: Bindings | None = None
         self._bindings_lock = threading.Lock()
 

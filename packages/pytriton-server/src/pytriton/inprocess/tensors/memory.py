@@ -23,13 +23,21 @@ DEVICES: Final[dict[int, MemoryType]] = {
 
 @dataclass
 class MemoryBuffer:
-    """A stretch of memory, and what keeps it."""
+    """A stretch of memory, and what keeps it.
 
-    data_ptr: int  # its address
-    memory_type: MemoryType  # what kind of memory it is
-    memory_type_id: int  # number of the device, 0 for host memory
-    size: int  # in bytes
-    owner: Any  # The object that the memory belongs to. It lives at least as long as this one.
+    Attributes:
+        data_ptr: Its address.
+        memory_type: What kind of memory it is.
+        memory_type_id: Number of the device, 0 for host memory.
+        size: In bytes.
+        owner: The object that the memory belongs to. It lives at least as long as this one.
+    """
+
+    data_ptr: int
+    memory_type: MemoryType
+    memory_type_id: int
+    size: int
+    owner: Any
     _keep: Any = field(default=None, repr=False, compare=False)
     _read_only: bool = field(default=False, repr=False, compare=False)
 

@@ -22,20 +22,6 @@ from pytriton.proxy_backend.process.parent_process import ForkedWorkerProcess, P
 from pytriton.proxy_backend.process.worker_process import RestartLimits, WorkerProcess
 from pytriton.proxy_backend.worker.loading import target_of
 
-__all__ = [
-    "PARENT",
-    "PROCESS",
-    "SLEEPS",
-    "Environment",
-    "FallbackWorker",
-    "ProcessWorker",
-    "TritonWorkerError",
-    "check_golden",
-    "common_idle_timeout",
-    "common_start",
-    "make_worker_process",
-]
-
 Environment = Mapping[str, "str | Sequence[str | None] | None"] | Sequence[Mapping[str, str | None]]
 """Variables by name; a list has one value for each copy. Or one mapping for each copy."""
 

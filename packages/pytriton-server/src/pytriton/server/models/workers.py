@@ -23,8 +23,6 @@ from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.observe.metrics_totals import SleepFacts, StatisticsTotals
 
-__all__ = ["Begin", "ModelWorkers", "StartCancelled"]
-
 _POLL_S = 0.01
 # How long the start of workers waits at most until others have made room for them.
 _ROOM_S = 60.0
