@@ -36,16 +36,11 @@ TASKS = 32
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call.
+    """One way to call."""
 
-    Attributes:
-        model: What answers: so many FP32 as ``SIZES`` says.
-        calls: How many are measured.
-        run: Makes so many calls of the model at the address, after as many as warm up; returns what they took.
-    """
-
-    model: str
-    calls: int
+    model: str  # what answers: so many FP32 as ``SIZES`` says
+    calls: int  # how many are measured
+    # Makes so many calls of the model at the address, after as many as warm up; returns what they took.
     run: Callable[[str, str, int], tuple[float, float]]
 
 

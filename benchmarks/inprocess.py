@@ -61,29 +61,19 @@ _REQUEST = HttpRequest("/v2/models/same/infer", {}, _BODY)
 
 @dataclass
 class Report:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        latencies_us: For each way to call, the median of each round, in microseconds.
-        large_ms: Median time of a call with 64 MiB, in milliseconds.
-        large_is_shared: Whether the callable got the caller's memory each time.
-        calls_of_1_mib: How many there were.
-        rss_mib: Resident memory after the warm-up and after each tenth of these calls.
-        threads: How many asked at the same time.
-        calls_of_threads: How many calls they made together.
-        mixed_up: How many of the answers were somebody else's.
-        threads_per_s: Their calls per second.
-    """
-
+    # For each way to call, the median of each round, in microseconds.
     latencies_us: dict[str, list[float]] = field(default_factory=dict)
-    large_ms: float = 0.0
-    large_is_shared: bool = False
-    calls_of_1_mib: int = 0
+    large_ms: float = 0.0  # median time of a call with 64 MiB, in milliseconds
+    large_is_shared: bool = False  # whether the callable got the caller's memory each time
+    calls_of_1_mib: int = 0  # how many there were
+    # Resident memory after the warm-up and after each tenth of these calls.
     rss_mib: list[float] = field(default_factory=list)
-    threads: int = 0
-    calls_of_threads: int = 0
-    mixed_up: int = 0
-    threads_per_s: float = 0.0
+    threads: int = 0  # how many asked at the same time
+    calls_of_threads: int = 0  # how many calls they made together
+    mixed_up: int = 0  # how many of the answers were somebody else's
+    threads_per_s: float = 0.0  # their calls per second
 
     @property
     def growth_mib(self) -> float:

@@ -113,19 +113,12 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Way:
-    """A way to a model.
+    """A way to a model."""
 
-    Attributes:
-        name: Its name in the table.
-        address: Host and port.
-        path: Of the request.
-        root: The first process of the server.
-    """
-
-    name: str
-    address: tuple[str, int]
-    path: str
-    root: int
+    name: str  # its name in the table
+    address: tuple[str, int]  # host and port
+    path: str  # of the request
+    root: int  # the first process of the server
 
     @property
     def is_grpc(self) -> bool:

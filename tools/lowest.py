@@ -19,17 +19,11 @@ DISTRIBUTIONS = ("client", "decorators", "proxy-backend", "server")
 
 @dataclass(frozen=True)
 class Case:
-    """An environment, and the tests that run in it.
+    """An environment, and the tests that run in it."""
 
-    Attributes:
-        extras: By distribution; those that are missing here are installed without any.
-        tests: Files and folders of tests, and options of pytest.
-        tools: What the tests take besides.
-    """
-
-    extras: Mapping[str, str]
-    tests: tuple[str, ...]
-    tools: tuple[str, ...] = field(default=())
+    extras: Mapping[str, str]  # by distribution; those that are missing here are installed without any
+    tests: tuple[str, ...]  # files and folders of tests, and options of pytest
+    tools: tuple[str, ...] = field(default=())  # what the tests take besides
 
 
 CASES = {
@@ -88,23 +82,14 @@ class LowestError(Exception):
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes the environments of one Python.
+    """Makes the environments of one Python."""
 
-    Attributes:
-        uv: The program.
-        root: The checkout.
-        interpreter: The Python.
-        folder: Where the environments are made.
-        overrides: Requirements that take the place of what packages of others say.
-        environment: Variables for uv.
-    """
-
-    uv: Path
-    root: Path
-    interpreter: Path
-    folder: Path
-    overrides: Path
-    environment: Mapping[str, str]
+    uv: Path  # the program
+    root: Path  # the checkout
+    interpreter: Path  # the Python
+    folder: Path  # where the environments are made
+    overrides: Path  # requirements that take the place of what packages of others say
+    environment: Mapping[str, str]  # variables for uv
 
     def make(self, name: str) -> Path:
         """Make the environment of a case, and return its interpreter.

@@ -87,19 +87,12 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Entry:
-    """One public name of one module.
+    """One public name of one module."""
 
-    Attributes:
-        module: The module that offers it.
-        name: Its name there.
-        page: The page of that module.
-        described: What is known of it.
-    """
-
-    module: str
-    name: str
-    page: str
-    described: griffe.Object
+    module: str  # the module that offers it
+    name: str  # its name there
+    page: str  # the page of that module
+    described: griffe.Object  # what is known of it
 
     @property
     def anchor(self) -> str:

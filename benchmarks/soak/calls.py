@@ -22,21 +22,14 @@ _WORKER_LOST = "was lost while it worked on this request"
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """One request.
+    """One request."""
 
-    Attributes:
-        model: The model that gets it.
-        inputs: One sample.
-        is_right: Returns whether outputs are the answer to it.
-        allowed_outcome: Returns the name of the outcome for an error that may happen; `None` for others.
-        timeout_s: How long the call may take; `None` for the client's default.
-    """
-
-    model: str
-    inputs: Mapping[str, Any]
-    is_right: Callable[[Mapping[str, Any]], bool]
+    model: str  # the model that gets it
+    inputs: Mapping[str, Any]  # one sample
+    is_right: Callable[[Mapping[str, Any]], bool]  # returns whether outputs are the answer to it
+    # Returns the name of the outcome for an error that may happen; `None` for others.
     allowed_outcome: Callable[[BaseException], str | None]
-    timeout_s: float | None = None
+    timeout_s: float | None = None  # how long the call may take; `None` for the client's default
 
 
 class Generations:

@@ -24,25 +24,15 @@ ALLOWED_SHARE = 0.10
 
 @dataclass(frozen=True)
 class Sample:
-    """What one process holds at a moment.
+    """What one process holds at a moment."""
 
-    Attributes:
-        moment_s: Since the watch began.
-        rss_mib: Resident memory, with what it shares.
-        descriptors: Open files and sockets.
-        memfds: Those of them that are shared memory.
-        arenas: Pieces of such memory that are mapped; their descriptors may be closed.
-        threads: Its threads.
-        children: Its processes.
-    """
-
-    moment_s: float
-    rss_mib: float
-    descriptors: int
-    memfds: int
-    arenas: int
+    moment_s: float  # since the watch began
+    rss_mib: float  # resident memory, with what it shares
+    descriptors: int  # open files and sockets
+    memfds: int  # those of them that are shared memory
+    arenas: int  # pieces of such memory that are mapped; their descriptors may be closed
     threads: int
-    children: int
+    children: int  # its processes
 
 
 def children_of(parent: int) -> dict[int, str]:

@@ -34,21 +34,13 @@ CONSOLE = re.compile(r"^.*Console: (http://[^\s\"]+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How somebody tries a recipe in the console.
+    """How somebody tries a recipe in the console."""
 
-    Attributes:
-        page: The name of its page.
-        needs: Packages that not every environment has.
-        model: The model that is tried.
-        given: The name of a file that the client has left, or the text for the first input.
-        answer: What the answer has in it.
-    """
-
-    page: str
-    needs: tuple[str, ...]
-    model: str
-    given: str
-    answer: str
+    page: str  # the name of its page
+    needs: tuple[str, ...]  # packages that not every environment has
+    model: str  # the model that is tried
+    given: str  # the name of a file that the client has left, or the text for the first input
+    answer: str  # what the answer has in it
 
 
 RECIPES = [

@@ -57,17 +57,11 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 class Forwards(BaseHTTPRequestHandler):
-    """Hands on what is asked below a path, or of a host, and nothing else.
+    """Hands on what is asked below a path, or of a host, and nothing else."""
 
-    Attributes:
-        upstream: host:port of where it goes.
-        prefix: What is before its path here.
-        asked: What was asked.
-    """
-
-    upstream = ""
-    prefix = ""
-    asked: ClassVar[list[str]] = []
+    upstream = ""  # host:port of where it goes
+    prefix = ""  # what is before its path here
+    asked: ClassVar[list[str]] = []  # what was asked
 
     def do_GET(self) -> None:
         self.asked.append(self.path)

@@ -116,16 +116,11 @@ def running(triton: Triton, *others: Triton) -> Iterator[Triton]:
 
 
 class ServedFile:
-    """`pytriton serve` in a process of its own, as a machine in production has it.
-
-    Attributes:
-        ports: Those of HTTP, gRPC and the metrics.
-        url: The address of HTTP.
-    """
+    """`pytriton serve` in a process of its own, as a machine in production has it."""
 
     def __init__(self, file: Path, home: Path, *more: str) -> None:
-        self.ports = free_ports(3)
-        self.url = f"http://127.0.0.1:{self.ports[0]}"
+        self.ports = free_ports(3)  # those of HTTP, gRPC and the metrics
+        self.url = f"http://127.0.0.1:{self.ports[0]}"  # the address of HTTP
         self._environment = {**os.environ, "PYTRITON_HOME": str(home)}
         options = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), self.ports, strict=True)]
         self._command = [sys.executable, "-m", "pytriton", "serve", file, "--address=127.0.0.1", *options, *more]

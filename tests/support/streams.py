@@ -14,21 +14,14 @@ from support.waiting import PATIENCE_S
 
 
 class Event(NamedTuple):
-    """One thing that came.
+    """One thing that came."""
 
-    Attributes:
-        request_id: Whom it is for; empty where Triton does not say.
-        value: The first element of the output `y`, `None` where there is none.
-        parameters: The response parameters, but for the final flag.
-        final: Whether nothing more comes for the request.
-        error: The text of an error.
-    """
-
-    request_id: str
-    value: Any = None
+    request_id: str  # whom it is for; empty where Triton does not say
+    value: Any = None  # the first element of the output `y`, `None` where there is none
+    # The response parameters, but for the final flag.
     parameters: dict[str, Any] = {}  # noqa: RUF012 - never written
-    final: bool = False
-    error: str | None = None
+    final: bool = False  # whether nothing more comes for the request
+    error: str | None = None  # the text of an error
 
 
 class Stream:

@@ -47,17 +47,11 @@ def address_of(triton: Triton, protocol: str) -> str:
 
 
 class Kind(NamedTuple):
-    """A kind of clients.
+    """A kind of clients."""
 
-    Attributes:
-        make: Its class.
-        model: The model that it asks.
-        begin: Makes one call with inputs; returns the arrays that come, or a coroutine that does.
-    """
-
-    make: Any
-    model: str
-    begin: Callable[..., Any]
+    make: Any  # its class
+    model: str  # the model that it asks
+    begin: Callable[..., Any]  # makes one call with inputs; returns the arrays that come, or a coroutine that does
 
     def ask(self, client: Any, x: Any = ROW, run: Callable[..., Any] = asyncio.run) -> list[Any]:
         """Make one call and return the arrays that come, as lists.

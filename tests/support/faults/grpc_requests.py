@@ -41,15 +41,10 @@ INTEGERS = [0, 1, 2, 7, -1, -(2**63), 2**31, 2**63 - 1]
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """One request as it is sent.
+    """One request as it is sent."""
 
-    Attributes:
-        content: The message.
-        kind: What was done to a good one.
-    """
-
-    content: bytes
-    kind: str
+    content: bytes  # the message
+    kind: str  # what was done to a good one
 
 
 def make(seed: int, number: int, models: Mapping[str, str]) -> Made:

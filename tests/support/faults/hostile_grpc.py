@@ -36,20 +36,15 @@ def model_config(decoupled: bool) -> Any:
 
 
 class HostileGrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
-    """Answers well, but for the methods where a test says otherwise.
-
-    Attributes:
-        url: Of the server.
-        answers: What a method answers, by its name.
-    """
+    """Answers well, but for the methods where a test says otherwise."""
 
     def __init__(self, compression: grpc.Compression | None = None) -> None:
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}  # what a method answers, by its name
         self._pool = ThreadPoolExecutor(8)
         self._server = grpc.server(
             self._pool, handlers=[self], options=[("grpc.max_send_message_length", -1)], compression=compression
         )
-        self.url = f"grpc://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.url = f"grpc://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"  # of the server
         self._server.start()
 
     def close(self) -> None:

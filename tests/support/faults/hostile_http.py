@@ -80,19 +80,13 @@ GOOD_STREAM = chunked(event({"model_name": "m", "model_version": "1", "y": [1.0,
 
 
 class HostileServer:
-    """Answers well, but for the places where a test says otherwise: `ready`, `config` and `infer`.
-
-    Attributes:
-        url: Of the server.
-        answers: What is sent for a place; without an entry the good answer.
-        keeps_open: Whether a connection stays open after such an answer; else it is closed.
-    """
+    """Answers well, but for the places where a test says otherwise: `ready`, `config` and `infer`."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Sent] = {}
-        self.keeps_open = False
+        self.answers: dict[str, Sent] = {}  # what is sent for a place; without an entry the good answer
+        self.keeps_open = False  # whether a connection stays open after such an answer; else it is closed
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"  # of the server
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._accepting = threading.Thread(target=self._accept)

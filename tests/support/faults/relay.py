@@ -19,11 +19,6 @@ class Relay:
         target: The address of the server, `scheme://host:port`.
         context: TLS towards the client; `None` is none.
         host: Where to listen.
-
-    Attributes:
-        port: Where it listens.
-        connections: How many there were.
-        sent: All that clients have sent.
     """
 
     def __init__(self, target: str, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
@@ -32,9 +27,9 @@ class Relay:
         self._context = context
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family)
-        self.port = int(self._listening.getsockname()[1])
-        self.connections = 0
-        self.sent = b""
+        self.port = int(self._listening.getsockname()[1])  # where it listens
+        self.connections = 0  # how many there were
+        self.sent = b""  # all that clients have sent
         self._ending = threading.Event()
         self._dropped = 0
         self._threads = [threading.Thread(target=self._accept, name="relay")]

@@ -170,11 +170,7 @@ def _read_grpc(response: Any) -> Answer:
 
 
 class SharedInputs:
-    """System shared memory for the inputs of requests over HTTP, each at a place of its own.
-
-    Attributes:
-        memory: All of it.
-    """
+    """System shared memory for the inputs of requests over HTTP, each at a place of its own."""
 
     def __init__(self, url: str | None, name: str, token: str | None = None, capacity: int = 1 << 20) -> None:
         assert url is not None
@@ -185,7 +181,7 @@ class SharedInputs:
         self._name = name
         with open(self._path, "w+b") as file:
             file.truncate(capacity)
-            self.memory = mmap.mmap(file.fileno(), capacity)
+            self.memory = mmap.mmap(file.fileno(), capacity)  # all of it
         self._at = 1
         self._lock = threading.Lock()
         self._call("register", {"key": self._key, "offset": 0, "byte_size": capacity})

@@ -46,76 +46,45 @@ DATA_TYPES: Mapping[str, np.dtype[Any]] = {
 
 
 class RawTensor(NamedTuple):
-    """A tensor as it travels.
+    """A tensor as it travels."""
 
-    Attributes:
-        datatype: Triton's name of the data type.
-        shape: What the caller says of it.
-        payload: Its bytes, whatever they are.
-    """
-
-    datatype: str
-    shape: tuple[int, ...]
-    payload: bytes
+    datatype: str  # triton's name of the data type
+    shape: tuple[int, ...]  # what the caller says of it
+    payload: bytes  # its bytes, whatever they are
 
 
 @dataclass
 class RawRequest:
-    """One request.
+    """One request."""
 
-    Attributes:
-        inputs: By name.
-        outputs: Those that are wanted; none: all.
-        id: Its id.
-        parameters: Its parameters.
-    """
-
-    inputs: Mapping[str, RawTensor]
-    outputs: Sequence[str] = ()
+    inputs: Mapping[str, RawTensor]  # by name
+    outputs: Sequence[str] = ()  # those that are wanted; none: all
     id: str = ""
     parameters: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
 class Answer(NamedTuple):
-    """What its caller gets.
+    """What its caller gets."""
 
-    Attributes:
-        outputs: By name; none for an error.
-        code: That of the error, by Triton's name; empty where there is none.
-        error: Its text, or a part of that.
-    """
-
-    outputs: dict[str, RawTensor]
-    code: str = ""
-    error: str = ""
+    outputs: dict[str, RawTensor]  # by name; none for an error
+    code: str = ""  # that of the error, by Triton's name; empty where there is none
+    error: str = ""  # its text, or a part of that
 
 
 class TensorSpec(NamedTuple):
-    """An input or output of a model.
+    """An input or output of a model."""
 
-    Attributes:
-        datatype: Triton's name of its data type.
-        shape: Without the batch axis; -1 is any size.
-        optional: Whether requests may leave it out.
-    """
-
-    datatype: str
-    shape: tuple[int, ...]
-    optional: bool = False
+    datatype: str  # triton's name of its data type
+    shape: tuple[int, ...]  # without the batch axis; -1 is any size
+    optional: bool = False  # whether requests may leave it out
 
 
 class Model(NamedTuple):
-    """What a model declares.
+    """What a model declares."""
 
-    Attributes:
-        inputs: By name.
-        outputs: By name.
-        max_batch_size: Most rows of a batch; 0 where tensors have no batch axis.
-    """
-
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
-    max_batch_size: int
+    inputs: Mapping[str, TensorSpec]  # by name
+    outputs: Mapping[str, TensorSpec]  # by name
+    max_batch_size: int  # most rows of a batch; 0 where tensors have no batch axis
 
 
 class RequestError(Exception):
@@ -137,19 +106,12 @@ _ROW_NUMBERS = 1 << 32
 
 @dataclass
 class Request:
-    """A request that was read: what a callable gets.
-
-    Attributes:
-        id: Its id.
-        inputs: Arrays by name; of strings, objects that are `bytes`.
-        rows: Of the batch axis; 1 where there is none.
-        outputs: Those that are wanted.
-    """
+    """A request that was read: what a callable gets."""
 
     id: str
-    inputs: dict[str, Array]
-    rows: int
-    outputs: Sequence[str]
+    inputs: dict[str, Array]  # arrays by name; of strings, objects that are `bytes`
+    rows: int  # of the batch axis; 1 where there is none
+    outputs: Sequence[str]  # those that are wanted
 
 
 def accept(model: Model, raw: RawRequest) -> RawRequest:
@@ -253,14 +215,10 @@ def read_strings(payload: bytes, count: int) -> list[bytes]:
 
 
 class Sizes(NamedTuple):
-    """What a request costs by.
-
-    Attributes:
-        rows: Its rows.
-        free: The free sizes of each input that has any; None for an input that the request lacks.
-    """
+    """What a request costs by."""
 
     rows: int
+    # The free sizes of each input that has any; None for an input that the request lacks.
     free: tuple[tuple[int, ...] | None, ...]
 
 
@@ -313,17 +271,12 @@ WHOLE_BATCH = None
 
 
 class RecordTensor(NamedTuple):
-    """A tensor of a batch record, or of a response record.
+    """A tensor of a batch record, or of a response record."""
 
-    Attributes:
-        name: The input or output.
-        owner: The place of the entry that it belongs to, or `WHOLE_BATCH`: each entry has its rows of it, in order.
-        array: Its elements.
-    """
-
-    name: str
+    name: str  # the input or output
+    # The place of the entry that it belongs to, or `WHOLE_BATCH`: each entry has its rows of it, in order.
     owner: int | None
-    array: Array
+    array: Array  # its elements
 
 
 def join(entries: Sequence[Mapping[str, Array]], batching: bool) -> list[RecordTensor]:

@@ -38,15 +38,10 @@ Senders: TypeAlias = Mapping[str, Send]
 
 @dataclass
 class Batching:
-    """How Triton forms batches.
+    """How Triton forms batches."""
 
-    Attributes:
-        size: Rows with which one is full.
-        delay_us: How long one waits to be full.
-    """
-
-    size: int
-    delay_us: int
+    size: int  # rows with which one is full
+    delay_us: int  # how long one waits to be full
 
 
 # ---- the model ------------------------------------------------------------------------------------------------------

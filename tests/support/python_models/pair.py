@@ -43,16 +43,11 @@ _IMPORT = re.compile(r"(<frozen importlib\.\w+>)\(\d+\)")
 
 
 class Side:
-    """One of the two servers.
-
-    Attributes:
-        who: Who runs the models: `stub` or `workers`.
-        repository: The folder that it serves, with a copy of each model that was loaded.
-    """
+    """One of the two servers."""
 
     def __init__(self, who: str, repository: Path, **settings: Any) -> None:
-        self.who = who
-        self.repository = repository
+        self.who = who  # who runs the models: `stub` or `workers`
+        self.repository = repository  # the folder that it serves, with a copy of each model that was loaded
         config = local_config(
             model_repository=repository,
             python_models=who,
@@ -267,16 +262,11 @@ class Side:
 
 
 class Pair:
-    """Both servers.
-
-    Attributes:
-        stub: The one with Triton's Python backend.
-        workers: The one with our workers.
-    """
+    """Both servers."""
 
     def __init__(self, stub: Side, workers: Side) -> None:
-        self.stub = stub
-        self.workers = workers
+        self.stub = stub  # the one with Triton's Python backend
+        self.workers = workers  # the one with our workers
 
     @contextlib.contextmanager
     def loaded(self, *models: str, edit: Mapping[str, str] | None = None) -> Iterator[None]:

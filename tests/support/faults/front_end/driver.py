@@ -25,17 +25,12 @@ TOKEN_KEY = "triton-grpc-protocol-triton-access-token"
 
 @dataclass
 class Report:
-    """What became of the cases.
+    """What became of the cases."""
 
-    Attributes:
-        outcomes: How many ended how: the status, or what came in the place of an answer.
-        last: The numbers of the last ones sent, where the server died.
-        silent: The numbers of those that were never answered.
-    """
-
+    # How many ended how: the status, or what came in the place of an answer.
     outcomes: Counter[str] = field(default_factory=Counter)
-    last: list[int] | None = None
-    silent: list[int] = field(default_factory=list)
+    last: list[int] | None = None  # the numbers of the last ones sent, where the server died
+    silent: list[int] = field(default_factory=list)  # the numbers of those that were never answered
 
     @property
     def sent(self) -> int:

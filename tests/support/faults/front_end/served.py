@@ -53,25 +53,16 @@ def _bind(triton: Triton) -> None:
 
 
 class Served:
-    """A server that runs.
-
-    Attributes:
-        triton: It.
-        pid: The process of tritonserver.
-        url: Of its HTTP.
-        address: The same, for a socket.
-        grpc_address: Where it listens for gRPC.
-        token: Its access token.
-    """
+    """A server that runs."""
 
     def __init__(self, triton: Triton) -> None:
-        self.triton = triton
-        self.pid = server_pid(triton)
-        self.url = str(triton.http_url)
+        self.triton = triton  # it
+        self.pid = server_pid(triton)  # the process of tritonserver
+        self.url = str(triton.http_url)  # of its HTTP
         host, _, port = self.url.removeprefix("http://").rpartition(":")
-        self.address = (host, int(port))
-        self.grpc_address = str(triton.grpc_url).removeprefix("grpc://")
-        self.token = triton.get_access_token() or ""
+        self.address = (host, int(port))  # the same, for a socket
+        self.grpc_address = str(triton.grpc_url).removeprefix("grpc://")  # where it listens for gRPC
+        self.token = triton.get_access_token() or ""  # its access token
 
     def is_alive(self) -> bool:
         try:

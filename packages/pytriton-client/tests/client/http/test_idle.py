@@ -57,23 +57,16 @@ ENDS: dict[str, Callable[[socket.socket], None]] = {
 
 
 class Server:
-    """Answers one request on each connection, then ends that in some way.
-
-    Attributes:
-        port: Where it listens.
-        may_end: Released for each answer that has come.
-        has_ended: Released for each connection that it has ended.
-        received: What came on each connection.
-    """
+    """Answers one request on each connection, then ends that in some way."""
 
     def __init__(self, context: ssl.SSLContext | None, script: Callable[[Server, socket.socket, int], None]) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._context = context
         self._script = script
-        self.port = self._listening.getsockname()[1]
-        self.may_end = threading.Semaphore(0)
-        self.has_ended = threading.Semaphore(0)
-        self.received: list[bytearray] = []
+        self.port = self._listening.getsockname()[1]  # where it listens
+        self.may_end = threading.Semaphore(0)  # released for each answer that has come
+        self.has_ended = threading.Semaphore(0)  # released for each connection that it has ended
+        self.received: list[bytearray] = []  # what came on each connection
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
