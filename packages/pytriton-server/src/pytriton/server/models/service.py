@@ -75,11 +75,7 @@ class WorkerService:
         return service
 
     def succeed(self, old: "WorkerService") -> None:
-        """Take over from the model that this one is to follow what is the model's, whoever serves it.
-
-        Args:
-            old: The service of the same name and version.
-        """
+        """Take over from the service of the same name and version what is the model's, whoever serves it."""
         self.shared_endpoint = old.shared_endpoint
         self.workers.totals = old.workers.totals
         self.workers.memory_bytes = old.workers.memory_bytes
@@ -112,13 +108,8 @@ class WorkerService:
     def endpoint(self, endpoints: Path) -> Path:
         """Return the path of the socket between the server and the workers.
 
-        The file is there while the model is loaded.
-
-        Args:
-            endpoints: Folder for the sockets.
-
-        Raises:
-            EndpointError: The folder's path is too long for the system.
+        The file is there while the model is loaded. Raises `EndpointError` if the folder's path is too long for the
+        system.
         """
         if self.shared_endpoint is not None:
             return self.shared_endpoint
@@ -134,12 +125,7 @@ class WorkerService:
     def side_files(self, endpoints: Path, cache_bytes: int = 0) -> list[tuple[str, str]]:
         """Return names and texts of the files that the proxy reads from the version's folder.
 
-        Args:
-            endpoints: Folder for the sockets.
-            cache_bytes: What answers that are given again may take on the server; for a model that has them do so.
-
-        Raises:
-            EndpointError: The path of the socket is too long for the system.
+        A model whose answers are given again may have `cache_bytes` of them on the server. Raises as `endpoint` does.
         """
         settings = ProxySettings(
             endpoint=self.endpoint(endpoints),
@@ -165,18 +151,8 @@ class WorkerService:
     ) -> None:
         """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
 
-        Under a memory budget, it is waited until there is room for those in processes of their own.
-
-        Args:
-            endpoints: Folder for the sockets.
-            on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
-                caller got its answer.
-            stop_wanted: Asked while there is no room; True ends the wait.
-            begins: Whether those that may sleep wait for a request before they start.
-
-        Raises:
-            NoRoomError: The memory budget has no room.
-            StartCancelled: `stop_wanted` said so.
+        Under a memory budget, it is waited until there is room for those in processes of their own. After a
+        PyTritonUnrecoverableError, `on_unrecoverable` is called in the worker's thread when the caller got its answer.
         """
         endpoint = self.endpoint(endpoints)
         definition, is_limited = self.definition, self.budget.limit_bytes is not None
@@ -203,14 +179,7 @@ class WorkerService:
         self.workers.start_sleep()
 
     def describe(self, endpoints: Path) -> None:
-        """Write what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
-
-        Args:
-            endpoints: Folder for the sockets.
-
-        Raises:
-            WorkspaceError: The file cannot be written.
-        """
+        """Write what a worker from elsewhere must know beside the socket; `stop_workers` removes it."""
         path = description_path(self.endpoint(endpoints))
         try:
             write_description(path, self.definition.spec)
@@ -231,10 +200,9 @@ class WorkerService:
         return self.workers.read_sleep()
 
     def stop_workers(self, timeout_s: float) -> None:
-        """Detach the workers when they have finished what they are at.
+        """Detach the workers when they have finished.
 
-        Args:
-            timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
+        After `timeout_s` seconds a busy one is cut off, with a warning.
         """
         self.workers.stop(timeout_s)
         # A successor that listens at the same place has the file, too.

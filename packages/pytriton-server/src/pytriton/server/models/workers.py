@@ -136,14 +136,7 @@ class ModelWorkers:
         context: contextvars.Context,
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
-        """Start a worker in a thread of this process.
-
-        Args:
-            infer: The callable.
-            endpoint: The socket of the model.
-            context: What the callable runs in.
-            on_unrecoverable: Called in the worker's thread when the callable raised PyTritonUnrecoverableError.
-        """
+        """Start a worker in a thread of this process, whose callable runs in `context`."""
         warmup = self.new_warmup()
         worker = Worker(
             infer,
@@ -164,14 +157,7 @@ class ModelWorkers:
         trace_config: Sequence[str],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
-        """Start workers in processes of their own.
-
-        Args:
-            described: What the user said about them.
-            endpoint: The socket of the model.
-            trace_config: Where their spans go.
-            on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
-        """
+        """Start workers in processes of their own, whose spans go where `trace_config` says."""
         if self._fallback is None:
             self._fallback = FallbackWorker(self._spec, endpoint)
         parents = ParentProcesses()
@@ -206,19 +192,9 @@ class ModelWorkers:
     ) -> None:
         """Wait until there is memory for workers in processes of their own, which have to be started next.
 
-        Args:
-            budget: Where they get it.
-            endpoint: The socket of the model.
-            sleeps: Whether they may be put to sleep, when nobody calls the model or others need their memory.
-            pinned: Whether they run on although others need it.
-            idle_timeout_s: How long nobody has called the model when they are put to sleep, in seconds; None leaves
-                that to the budget.
-            stop_wanted: Asked again and again; True ends the wait.
-            begins: Whether they wait for a request before they start.
-
-        Raises:
-            NoRoomError: There is none.
-            StartCancelled: `stop_wanted` said so.
+        With `sleeps`, they may be put to sleep after `idle_timeout_s` seconds without a call; None leaves that to the
+        budget. If they are `pinned`, they run on although others need their memory. With `begins`, they wait for a
+        request before they start.
         """
         workers, self._are_started = self._workers, False
         parents = self._parents = []
@@ -280,14 +256,7 @@ class ModelWorkers:
         )
 
     def check_budget(self, old: "ModelWorkers | None" = None) -> None:
-        """Refuse workers that have started, and are too large for the memory budget.
-
-        Args:
-            old: Those whose place they take, which do not count.
-
-        Raises:
-            NoRoomError: They could never start again beside what does not sleep.
-        """
+        """Refuse workers that have started, and are too large for the memory budget without the `old` ones."""
         if self._budget is not None and self._account is not None:
             self._budget.check(self._account, None if old is None else old._account)
 
@@ -308,14 +277,8 @@ class ModelWorkers:
     def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Wait until every callable has served the model's warm-up, and those in processes of their own are made.
 
-        Args:
-            timeout_s: How long to wait for warm-ups in this process, in seconds; None is
-                `ModelConfig.warmup_timeout_s`.
-            cancelled: Asked again and again; True ends the wait.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            AttachError: A callable failed (its error is the cause, and in the text), or the time is over.
+        `timeout_s` limits warm-ups in this process; None is `ModelConfig.warmup_timeout_s`. The cause of an
+        `AttachError` is the error of the callable.
         """
         limit_s = float(self._config.warmup_timeout_s if timeout_s is None else timeout_s)
         deadline = time.monotonic() + limit_s
@@ -338,11 +301,7 @@ class ModelWorkers:
                 waiting[0][0].wait_warm(_POLL_S)
 
     def wait_attached(self, timeout_s: float) -> None:
-        """Wait until every worker is attached to the server.
-
-        Raises:
-            AttachError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
-        """
+        """Wait until every worker is attached to the server; `AttachError` has the reason why one is not."""
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
             # They may sleep before the server, which was started again, has met them.
@@ -362,10 +321,9 @@ class ModelWorkers:
             worker.stop(0.0)
 
     def stop(self, timeout_s: float) -> None:
-        """Detach the workers when they have finished their batches.
+        """Detach the workers when they have finished.
 
-        Args:
-            timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
+        After `timeout_s` seconds a busy one is cut off, with a warning.
         """
         if (sleep := self._sleep) is not None:
             sleep.cut()
