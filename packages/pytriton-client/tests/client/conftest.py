@@ -222,7 +222,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         fake.last_parameters, fake.last_request_id = request.pop("parameters"), request.pop("id", "")
         has_started = False
         try:
-            fake.begin("inference", {key.lower(): value for key, value in self.headers.items()})
+            fake.begin("inference", self._headers())
             config = fake.model(name, version).config
             for outputs in fake.stream(name, version, from_json(config, request)):
                 if not has_started:
@@ -244,6 +244,9 @@ class _HttpHandler(BaseHTTPRequestHandler):
             self._start_stream(200)
         self.wfile.write(b"0\r\n\r\n")
 
+    def _headers(self) -> dict[str, str]:
+        return {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
+
     def _start_stream(self, status: int) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -255,7 +258,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
 
     def _route(self, body: bytes, answer_headers: dict[str, str]) -> bytes:
-        fake, headers = self.fake, {name.lower(): value for name, value in self.headers.items()}
+        fake, headers = self.fake, self._headers()
         parts = self.path.strip("/").split("/")
         if parts == ["v2", "health", "ready"]:
             fake.begin("health", headers)

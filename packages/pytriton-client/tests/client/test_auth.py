@@ -1,8 +1,21 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 
+from pytriton.client import (
+    AsyncioDecoupledModelClient,
+    AsyncioModelClient,
+    DecoupledModelClient,
+    FuturesModelClient,
+    ModelClient,
+)
 from pytriton.client.auth import create_auth_headers, extract_access_token_from_headers
+from pytriton.client.management import DirectStreamsClient
 
 
 @pytest.mark.parametrize(
@@ -34,3 +47,50 @@ def test_extract() -> None:
     assert extract_access_token_from_headers(both) == "one"
     with pytest.raises(ValueError, match="Conflicting authentication headers"):
         extract_access_token_from_headers({**both, **create_auth_headers("two", "grpc")})
+
+
+def ask_waiting(client: Any, **call: Any) -> None:
+    with client:
+        answer = client.infer_sample(np.ones(2, np.float32), **call)
+        if isinstance(client, FuturesModelClient):
+            answer.result(300)
+        elif isinstance(client, DecoupledModelClient):
+            list(answer)
+
+
+def ask_asyncio(client: Any, **call: Any) -> None:
+    async def ask() -> None:
+        async with client:
+            answer = client.infer_sample(np.ones(2, np.float32), **call)
+            if asyncio.iscoroutine(answer):
+                await answer
+            else:
+                assert [result async for result in answer]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("change_case", [str.lower, str.upper, str.title])
+@pytest.mark.parametrize(
+    ("make", "model", "ask"),
+    [
+        (ModelClient, "add", ask_waiting),
+        (FuturesModelClient, "add", ask_waiting),
+        (DecoupledModelClient, "stream", ask_waiting),
+        (AsyncioModelClient, "add", ask_asyncio),
+        (AsyncioDecoupledModelClient, "stream", ask_asyncio),
+        (DirectStreamsClient, "stream", ask_asyncio),
+    ],
+)
+def test_token_of_a_call_replaces_that_of_the_client(
+    server: Any, make: Callable[..., Any], model: str, ask: Callable[..., None], change_case: Callable[[str], str]
+) -> None:
+    """It does so in all clients, whatever the case of the header, which the server sees once."""
+    server.token, server.restricted = "of the call", {"inference"}
+    (name,) = create_auth_headers("x", server.protocol)
+    ask(make(server.url, model, access_token="of the client"), headers={change_case(name): server.token})
+    view = make(server.url, model, access_token="of the client").with_options(
+        headers={change_case(name): "of the view"}
+    )
+    ask(view, headers={name: server.token})
+    assert server.last_headers[name] == server.token

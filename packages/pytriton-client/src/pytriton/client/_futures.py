@@ -307,6 +307,12 @@ class FuturesModelClient(BaseModelClient):
                 "less often.",
                 **self._target.fields,
             ) from error
+        except RuntimeError as error:
+            raise PyTritonClientQueueFullError(
+                f"No thread can be started for a call to the model {self._target.model}: {error}. End threads that are "
+                "not needed, or raise the limit (ulimit -u, or that of the container).",
+                **self._target.fields,
+            ) from error
 
 
 def _call_with_options(

@@ -58,7 +58,7 @@ class CallPool:
         self._idle = 0
 
     def submit(self, call: Callable[[], Result], deadline: Deadline | None) -> Future[Result]:
-        """Queue a call and return its future."""
+        """Queue a call and return its future. Raises ``RuntimeError`` if there is no thread for it and none starts."""
         item = _WorkItem(call)
         with self._lock:
             while not self._try_reserve():
@@ -108,8 +108,12 @@ class CallPool:
         if len(self._queue) < self._idle:
             return True
         if self.max_workers is None or len(self._threads) < self.max_workers:
-            self._start_thread()
-            return True
+            try:
+                self._start_thread()
+                return True
+            except RuntimeError:  # the system has no thread left
+                if not self._threads:
+                    raise
         if self.max_queue_size is None or len(self._queue) - self._idle < self.max_queue_size:
             return True
         self._queue = deque(item for item in self._queue if not item.future.cancelled())

@@ -211,8 +211,8 @@ def test_numbers() -> None:
 
 
 def test_request() -> None:
-    request = HttpRequest("POST", "/v2", {"B": "own"}, b"body")
-    assert encode_head(request, "host:1", {"A": "a", "B": "b"}) == (
+    request = HttpRequest("POST", "/v2", {"b": "first", "B": "own"}, b"body")
+    assert encode_head(request, "host:1", {"A": "a", "b": "b"}) == (
         b"POST /v2 HTTP/1.1\r\nHost: host:1\r\nContent-Length: 4\r\nA: a\r\nB: own\r\n\r\n"
     )
 

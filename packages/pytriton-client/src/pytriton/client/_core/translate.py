@@ -44,6 +44,8 @@ _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect bef
 # gRPC says this if an HTTP gateway answers.
 _GATEWAY_TEXT = "received http2 header with status: "
 _EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
+# Python says this if the system lets the process have no more threads.
+_NO_THREAD_TEXT = "can't start new thread"
 # Permanent failures: an authority that is not trusted, a name that is not in the certificate, a server without TLS.
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
@@ -99,6 +101,11 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
         advice = (
             "This process has run out of file descriptors: close clients that are not used any more, or raise the "
             "limit (ulimit -n)."
+        )
+    if _NO_THREAD_TEXT in reason:
+        advice = (
+            "This process can have no more threads, and a call needs one here: end some that are not needed, or raise "
+            "the limit (ulimit -u, or that of the container)."
         )
     if any(known in reason.lower() for known in _UNTRUSTED_TEXTS):
         advice = (

@@ -102,7 +102,7 @@ class AsyncGrpcTransport:
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream | DirectStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
-        metadata = make_metadata(request.call.headers, self._headers)
+        metadata = make_metadata(self._headers, request.call.headers)
         operation = replace(calls.stream_operation(self._url, request), client=self._client)
         if self._direct is not None:
             from .direct_stream import DirectStream
@@ -130,7 +130,7 @@ class AsyncGrpcTransport:
     async def _call(self, request: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
         operation, message = request.operation, request.message
         channel = await self._channel(operation)
-        metadata = make_metadata(headers or {}, self._headers)
+        metadata = make_metadata(self._headers, headers or {})
         call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
         # gRPC does not end a call during a write, whatever its timeout.
         is_large = message.ByteSize() > MAX_BUFFERED_WRITE_BYTES

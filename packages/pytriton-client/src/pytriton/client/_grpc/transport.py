@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
-from .._core.forks import call_in_child
+from .._core.forks import Lock, call_in_child
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
 from .._core.startup import Ask, Target
 from .._core.tls import TlsSettings, read_certificates
-from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
+from .._core.translate import Operation, closed_error, connection_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .._route.proxies import describe_proxy
@@ -39,8 +39,8 @@ ABANDONED_CALL_S = 0.1
 MAX_BUFFERED_WRITE_BYTES = 1 << 16
 _CHANNEL_CLOSE_TIMEOUT_S = 0.5
 
-# Forked children inherit these channels from their parents. They are never closed.
-_of_parents: list[Any] = []
+# These channels are never closed: forked children inherit them from their parents, or closing would wait for ever.
+_left: list[Any] = []
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -78,13 +78,14 @@ class GrpcTransport:
         self._address = url.without_scheme
         self._options = channel_options(url, max_response_bytes)
         self._watchdog = Watchdog()
+        self._starting = Lock()
         self._is_closed = False
         self._begin()
         call_in_child(self, GrpcTransport._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
         # Closing it would end the connection of the parent.
-        _of_parents.append(self._channel)
+        _left.append(self._channel)
         if is_usable():
             self._begin()
 
@@ -92,6 +93,12 @@ class GrpcTransport:
         check_fork(self._url)
         watch_forks()
         adapt_to_patches()
+        self._open_channel()
+        self._background_calls: set[Any] = set()
+        self._abandoned: set[threading.Thread] = set()
+        self._has_unfinished = False
+
+    def _open_channel(self) -> None:
         if self._credentials is None:
             self._channel = grpc.insecure_channel(self._address, self._options)
         else:
@@ -103,9 +110,6 @@ class GrpcTransport:
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
-        self._background_calls: set[Any] = set()
-        self._abandoned: set[threading.Thread] = set()
-        self._has_unfinished = False
 
     def ask(self, step: Ask, target: Target) -> Any:
         """Return the answer to a question."""
@@ -131,7 +135,7 @@ class GrpcTransport:
         operation = calls.stream_operation(self._url, request)
 
         def send() -> Any:
-            return self._invoke(operation, self._open_stream, message, request.call.headers)
+            return self._start(operation, lambda: self._open_stream, message, request.call.headers)
 
         return GrpcStream(send, operation, self._watchdog, self._translate, self._abandon)
 
@@ -165,27 +169,32 @@ class GrpcTransport:
             call.cancel()
 
     def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
-        operation, method, message = call.operation, getattr(self._stub, call.method), call.message
+        operation, message = call.operation, call.message
         try:
             if message.ByteSize() > MAX_BUFFERED_WRITE_BYTES:
-                return self._call_in_background(operation, method, message, headers or {})
+                return self._call_in_background(call, headers or {})
+            method = getattr(self._stub, call.method)
             return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
 
-    def _call_in_background(self, operation: Operation, method: Any, message: Any, headers: Mapping[str, str]) -> Any:
+    def _call_in_background(self, request: GrpcCall, headers: Mapping[str, str]) -> Any:
         """Make a call whose message may not fit into the buffers of the socket, and wait for its timeout only.
 
         gRPC does not end a call during a write, whatever its timeout. It ends the call later, when the server reads
         again or the connection breaks.
         """
         self._has_unfinished = True
-        call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
+        operation, name = request.operation, request.method
+        timeout_s = operation.timeout_s
+        call = self._start(
+            operation, lambda: getattr(self._stub, name).future, request.message, headers, timeout=timeout_s
+        )
         self._background_calls.add(call)
         try:
             if self._is_closed:  # the client was closed after the call began, so that close() may have missed it
                 raise closed_error(operation.model_name, self._url, self._client)
-            return call.result(timeout=operation.timeout_s)
+            return call.result(timeout=timeout_s)
         except grpc.FutureTimeoutError as error:
             raise timeout_error(operation) from error
         except grpc.FutureCancelledError as error:
@@ -193,6 +202,19 @@ class GrpcTransport:
         finally:
             self._background_calls.discard(call)
             call.cancel()  # does nothing if the call is over
+
+    def _start(
+        self, operation: Operation, pick: Callable[[], Any], message: Any, headers: Mapping[str, str], **options: float
+    ) -> Any:
+        """Begin a call that a thread of gRPC serves."""
+        with self._starting:
+            try:
+                return self._invoke(operation, pick(), message, headers, **options)
+            except RuntimeError as error:
+                # gRPC counts on the thread that it could not start: all later calls on this channel would wait for it.
+                _left.append(self._channel)
+                self._open_channel()
+                raise connection_error(operation, str(error)) from error
 
     def _invoke(
         self,
@@ -250,7 +272,10 @@ class GrpcStream:
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
             self._call = self._send()
-        self._watchdog.begin(self, timeout_s)
+        try:
+            self._watchdog.begin(self, timeout_s)
+        except RuntimeError as error:
+            raise connection_error(operation, str(error)) from error
         try:
             message = next(self._call, None)
         except grpc.RpcError as error:

@@ -39,13 +39,21 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def begin(self, watched: Watched, timeout_s: float) -> None:
-        """Call ``end_wait`` unless ``finish`` is called within ``timeout_s`` seconds. Call ``forget`` in the end."""
+        """Call ``end_wait`` unless ``finish`` is called within ``timeout_s`` seconds. Call ``forget`` in the end.
+
+        Raises ``RuntimeError``, and watches nothing, where the system has no thread left.
+        """
         end = time.monotonic() + timeout_s
         with self._changed:
             self._ends[watched] = end
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pytriton-client-watchdog", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:
+                    self._thread = None
+                    del self._ends[watched]
+                    raise
             elif end < self._wakes_at:
                 self._changed.notify()
 

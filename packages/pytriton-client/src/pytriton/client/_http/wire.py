@@ -318,7 +318,9 @@ def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str], pre
         f"Host: {host}",
         f"Content-Length: {len(request.body)}",
     ]
-    lines += [f"{name}: {value}" for name, value in {**headers, **request.headers}.items()]
+    # The name of a header is the same in capital letters; a server may take either of two.
+    given = (*headers.items(), *request.headers.items())
+    lines += {name.lower(): f"{name}: {value}" for name, value in given}.values()
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
