@@ -171,8 +171,7 @@ class ModelSignature:
 class SignatureToCome:
     """The signature of a model whose hints name what was not defined yet when it was decorated.
 
-    Args:
-        read: Reads it, or raises what is wrong with it.
+    `read` reads it, or raises what is wrong with it.
     """
 
     def __init__(self, read: Callable[[], ModelSignature]) -> None:

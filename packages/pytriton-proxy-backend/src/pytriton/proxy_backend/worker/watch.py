@@ -33,11 +33,8 @@ _TELL_EVERY_S = 60.0
 class ConnectionWatch:
     """Looks at one connection in a thread of its own, at no cost for the batches that pass through it.
 
-    Args:
-        connection: What to look at.
-        name: Name of the thread.
-        on_stuck: Called in that thread, at most once, if the connection was closed by the proxy backend and `end` has
-            not been called a moment later.
+    `on_stuck` is called in that thread, at most once, if the connection was closed by the proxy backend and `end` has
+    not been called a moment later.
     """
 
     def __init__(self, connection: Link, name: str, on_stuck: Callable[[], None]) -> None:

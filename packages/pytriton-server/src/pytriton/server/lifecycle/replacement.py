@@ -72,11 +72,7 @@ def check_same_places(now: TritonConfig, wanted: TritonConfig) -> None:
 
 
 class _ParkedSockets:
-    """The sockets of the models of a running server, renamed so that another one can have their paths.
-
-    Args:
-        endpoints: Their folder.
-    """
+    """The sockets of the models of a running server, renamed so that another one can have their paths."""
 
     def __init__(self, endpoints: Path) -> None:
         self._endpoints = endpoints
@@ -212,13 +208,6 @@ class Replacement:
 
     `put_back` is for an error in a step up to `adopt`; `finish` follows `take_over`, whatever becomes of that.
 
-    Args:
-        server: The running one.
-        deployment: Its models.
-        files: What is in its workspace.
-        workspace: The workspace, where the new one gets a folder for its backends.
-        config: The settings of the new one.
-        server_dir: The folder of the new one; None is the one that a start would take.
 
     Raises:
         PyTritonInvalidOperationError: The running one cannot be replaced.
@@ -231,12 +220,12 @@ class Replacement:
 
     def __init__(
         self,
-        server: RunningServer,
-        deployment: Deployment,
-        files: ServerFiles,
-        workspace: Workspace,
-        config: TritonConfig,
-        server_dir: Path | None,
+        server: RunningServer,  # the running one
+        deployment: Deployment,  # its models
+        files: ServerFiles,  # what is in its workspace
+        workspace: Workspace,  # the workspace, where the new one gets a folder for its backends
+        config: TritonConfig,  # the settings of the new one
+        server_dir: Path | None,  # the folder of the new one; None is the one that a start would take
     ) -> None:
         old, ports, folders, binary = server.process, server.ports, files.folders, files.binary
         if old is None or ports is None or folders is None or binary is None or not server.is_running:

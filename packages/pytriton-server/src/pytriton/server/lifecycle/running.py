@@ -35,24 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 class RunningServer:
-    """A tritonserver that may be started again, and be replaced by another one.
-
-    Args:
-        config: Its settings.
-        security: The token and what it protects.
-        guard: What requests may ask of it; None is what the environment says.
-        outcomes: What was counted of the requests to the server before.
-        on_exit: Called when a process that is up has ended and nobody stopped it.
-    """
+    """A tritonserver that may be started again, and be replaced by another one."""
 
     def __init__(
         self,
-        config: TritonConfig,
-        security: TritonSecurityConfig,
+        config: TritonConfig,  # its settings
+        security: TritonSecurityConfig,  # the token and what it protects
         *,
-        guard: GuardConfig | None,
-        outcomes: OutcomeCounts | None,
-        on_exit: Callable[[ExitReport], None],
+        guard: GuardConfig | None,  # what requests may ask of it; None is what the environment says
+        outcomes: OutcomeCounts | None,  # what was counted of the requests to the server before
+        on_exit: Callable[[ExitReport], None],  # called when a process that is up has ended and nobody stopped it
     ) -> None:
         self.config = config
         """Its settings, which a replacement may change."""

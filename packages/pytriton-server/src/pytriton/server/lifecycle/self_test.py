@@ -50,33 +50,22 @@ logger = logging.getLogger(__name__)
 
 
 class GuardTest:
-    """What was found of the guard of one server. No request of it is served, and none harms a server without a guard.
-
-    Args:
-        handover: Where the guard says what it has come to do.
-        settings: Those of the guard, as in the variable `PYTRITON_GUARD`.
-        http: Where the server listens for HTTP; None where it does not.
-        grpc: Where it listens for gRPC.
-        is_encrypted: Whether gRPC is encrypted there.
-        is_traced: Whether Triton traces requests. A request that fails then keeps Triton from writing the file of its
-            traces, and takes the place of one that was to be traced: no inference is tried.
-        http_headers: Headers by which requests pass every restriction.
-        grpc_headers: The same over gRPC.
-        outcomes: Where the guard counts requests; those of this test are taken back.
-    """
+    """What was found of the guard of one server. No request of it is served, or harms a server without a guard."""
 
     def __init__(
         self,
-        handover: Handover,
-        settings: str,
-        http: Endpoint | None,
-        grpc: Endpoint | None,
+        handover: Handover,  # where the guard says what it has come to do
+        settings: str,  # those of the guard, as in the variable `PYTRITON_GUARD`
+        http: Endpoint | None,  # where the server listens for HTTP; None where it does not
+        grpc: Endpoint | None,  # where it listens for gRPC
         *,
-        is_encrypted: bool,
+        is_encrypted: bool,  # whether gRPC is encrypted there
+        # Whether Triton traces requests. A request that fails then keeps Triton from writing the file of its traces,
+        # and takes the place of one that was to be traced: no inference is tried.
         is_traced: bool,
-        http_headers: Mapping[str, str],
-        grpc_headers: Mapping[str, str],
-        outcomes: OutcomeCounts | None = None,
+        http_headers: Mapping[str, str],  # headers by which requests pass every restriction
+        grpc_headers: Mapping[str, str],  # the same over gRPC
+        outcomes: OutcomeCounts | None = None,  # where the guard counts requests; those of this test are taken back
     ) -> None:
         self._handover = handover
         self._settings = dict(re.findall(r"(\w+)=(\d+)", settings))

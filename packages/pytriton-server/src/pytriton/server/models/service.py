@@ -29,13 +29,7 @@ _SHORT_NAME_LENGTH = 12
 
 
 class WorkerService:
-    """A model and its workers.
-
-    Args:
-        definition: The model.
-        tracing: Which tracer the callables get.
-        budget: Where worker processes get their memory; None is without a limit.
-    """
+    """A model and its workers, whose memory comes from a budget where there is one."""
 
     def __init__(
         self, definition: ModelDefinition, tracing: ModelTracing | None = None, budget: MemoryBudget | None = None

@@ -43,13 +43,7 @@ class StartCancelled(Exception):
 
 
 class ModelWorkers:
-    """The workers of one model, none at first. They may be stopped, and others started, any number of times.
-
-    Args:
-        spec: The model.
-        config: How it is served.
-        warmup: What each callable serves before it is attached.
-    """
+    """The workers of one model, none at first. They may be stopped, and others started, any number of times."""
 
     def __init__(self, spec: ModelSpec, config: ModelConfig, *, warmup: WarmupBatches) -> None:
         self._spec = spec

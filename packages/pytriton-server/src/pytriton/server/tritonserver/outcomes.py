@@ -43,14 +43,7 @@ _ENTRY_SIZE = _HEAD.size + _COUNTS.size
 
 
 class OutcomeCounts:
-    """The memory in which guards count, for one server after the other.
-
-    Args:
-        before: The memory of the server before this one, whose counts are carried on.
-
-    Raises:
-        OSError: The system is out of descriptors or memory.
-    """
+    """The memory in which guards count, for one server after the other: the counts of the one before are carried on."""
 
     def __init__(self, before: "OutcomeCounts | None" = None) -> None:
         self._before: Mapping[tuple[str, str, str], int] = {} if before is None else before.read()

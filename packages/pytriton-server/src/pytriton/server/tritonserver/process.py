@@ -112,36 +112,27 @@ class ExitReport:
 
 
 class ServerProcess:
-    """One tritonserver process.
-
-    Args:
-        command: Program and arguments.
-        environment: Its whole environment.
-        on_exit: Called once when the process has ended, in the thread that watches it. It must not wait for this
-            object.
-        log_file: Where the process was told to log instead of its output. Its end counts as the last output.
-        quiet: Lines that contain one of these go to the log at DEBUG, whatever their own severity.
-        tells_start: Whether what it says of each model while it starts goes to the log at INFO; else at DEBUG.
-        secrets: Parts of the command that must not be seen. The guard puts them in where nobody sees them; without it
-            they are wiped out of what the system shows of the command, once the process has read them.
-        guard: What is loaded into the process.
-        handover: What its guard shares with this process, which is closed with the process.
-        outcomes: Where its guard counts how requests end; None: nowhere.
-    """
+    """One tritonserver process."""
 
     def __init__(
         self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        command: Sequence[str],  # program and arguments
+        environment: Mapping[str, str],  # its whole environment
         *,
+        # Called once when the process has ended, in the thread that watches it. It must not wait for this object.
         on_exit: Callable[[ExitReport], None] | None = None,
+        # Where the process was told to log instead of its output. Its end counts as the last output.
         log_file: Path | None = None,
+        # Lines that contain one of these go to the log at DEBUG, whatever their own severity.
         quiet: Sequence[str] = (),
+        # Whether what it says of each model while it starts goes to the log at INFO; else at DEBUG.
         tells_start: bool = True,
+        # Parts of the command that must not be seen. The guard puts them in where nobody sees them; without it they are
+        # wiped out of what the system shows of the command, once the process has read them.
         secrets: Sequence[str] = (),
-        guard: Guard | None = None,
-        handover: Handover | None = None,
-        outcomes: OutcomeCounts | None = None,
+        guard: Guard | None = None,  # what is loaded into the process
+        handover: Handover | None = None,  # what its guard shares with this process, which is closed with the process
+        outcomes: OutcomeCounts | None = None,  # where its guard counts how requests end; None: nowhere
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
