@@ -493,5 +493,5 @@ def test_what_is_tried_with_the_lowest_releases_is_there(dev: ModuleType) -> Non
         for test in case.tests:
             assert (ROOT / test.removeprefix("--ignore=")).exists(), test
         tried |= set(case.extras.get("server", "").split(",")) - {""}
-    # Those of ray are 80 MB.
-    assert tried == extras["optional-dependencies"].keys() - {"ray"}
+    # Those of dynamo and ray are 80 MB each.
+    assert tried == extras["optional-dependencies"].keys() - {"dynamo", "ray"}

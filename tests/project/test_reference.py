@@ -84,6 +84,7 @@ INTERNAL = (
     "pytriton.catalog",
     "pytriton.cli.",
     "pytriton.console",
+    "pytriton.dynamo",
     "pytriton.openai.",
     "pytriton.ray.",
     "pytriton.server.",

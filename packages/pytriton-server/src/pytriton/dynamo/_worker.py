@@ -1,0 +1,269 @@
+"""The worker: registers the models of a server with Dynamo, and hands requests on. Nothing else imports Dynamo."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import uvloop
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from dynamo import llm, runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from dynamo.llm import exceptions as dynamo_errors  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from pytriton.catalog.listing import known_models
+from pytriton.client.management import NO_GRPC_PROXY, TlsSettings, TritonUrl, check_tls, make_grpc_credentials
+from pytriton.dynamo._messages import UnfitRequestError, as_card_config, as_message, as_response
+from pytriton.server.control.connect import connect
+from pytriton.server.control.http import ControlError
+
+__all__ = ["WorkerSettings", "run"]
+
+logger = logging.getLogger("pytriton.dynamo")
+
+_COMPONENT = "pytriton"
+_LOOK_S = 1.0
+_TIMEOUT_S = 10.0
+# Front ends learn within this that a worker leaves; what they still send meanwhile is answered.
+_LEAVE_S = 1.0
+_ACCESS_HEADER = "triton-access-token"
+# Triton ends a stream with the status of an error, in place of a text without one.
+_STATUS_OF_ERRORS = ("triton_grpc_error", "true")
+_FINAL = "triton_final_response"
+_EMPTY_END = "triton_enable_empty_final_response"
+# What callers read of a status is the word before its text: InvalidRequest, Unavailable, ...
+_KINDS = {
+    grpc.StatusCode.INVALID_ARGUMENT: dynamo_errors.InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED: dynamo_errors.ConnectionTimeout,
+    grpc.StatusCode.CANCELLED: dynamo_errors.Cancelled,
+    grpc.StatusCode.UNAVAILABLE: dynamo_errors.CannotConnect,
+}
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker serves, and where Dynamo keeps its workers.
+
+    Attributes:
+        url: Address of a server, for gRPC.
+        names: The models that are registered; all that are ready if there are none.
+        namespace: Dynamo's namespace.
+        discovery: Where front ends find workers: `etcd`, `file`, `kubernetes`, `mem`.
+        access_token: The server's token.
+        tls: Certificates for an encrypted address.
+    """
+
+    url: TritonUrl
+    names: frozenset[str] = frozenset()
+    namespace: str = "dynamo"
+    discovery: str = "etcd"
+    access_token: str | None = None
+    tls: TlsSettings | None = None
+
+
+@dataclass
+class _Offer:
+    """A version of a model under the name that front ends know it by."""
+
+    name: str
+    model: str
+    version: str
+    config: bytes
+    is_decoupled: bool
+
+
+@dataclass
+class _Served:
+    """An endpoint, which lives to the end of the worker, and the task that serves it."""
+
+    endpoint: Any
+    task: asyncio.Future[None]
+
+
+def run(settings: WorkerSettings) -> None:
+    """Serve the models of a server to Dynamo until SIGINT or SIGTERM."""
+
+    async def serve() -> None:
+        await _Worker(settings).run()  # made here, because gRPC takes the loop that runs
+
+    uvloop.run(serve())
+
+
+class _Worker:
+    def __init__(self, settings: WorkerSettings) -> None:
+        url = settings.url
+        self._settings = settings
+        tls = check_tls(settings.tls, url)
+        self._control = connect(url, settings.access_token, tls)
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        options += [NO_GRPC_PROXY] if url.is_loopback else []
+        address = f"{url.hostname}:{url.port}"
+        credentials = make_grpc_credentials(url, tls)
+        self._channel = (
+            grpc.aio.insecure_channel(address, options)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options)
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._metadata = [(_ACCESS_HEADER, settings.access_token)] if settings.access_token else []
+        self._offers: dict[str, _Offer] = {}
+        self._served: dict[str, _Served] = {}
+        self._runtime: Any = None
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Look after the models until a signal comes."""
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        settings = self._settings
+        self._runtime = runtime.DistributedRuntime(loop, settings.discovery, os.environ.get("DYN_REQUEST_PLANE", "tcp"))
+        try:
+            while not stopped.is_set():
+                await self._look()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), _LOOK_S)
+            for name in list(self._offers):
+                await self._withdraw(name)
+            await asyncio.sleep(_LEAVE_S)
+        finally:
+            self._runtime.shutdown()
+            if self._served:  # their tasks end after the requests in flight
+                await asyncio.wait([served.task for served in self._served.values()], timeout=_TIMEOUT_S)
+            await self._channel.close()
+            self._control.close()
+
+    # -- which models there are --------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Register what is ready, and withdraw what is not."""
+        try:
+            wanted = await self._find()
+            problem = ""
+        except (ControlError, grpc.aio.AioRpcError) as error:
+            wanted, problem = {}, error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        if problem != self._problem:
+            self._problem = problem
+            text = f"No model is offered to Dynamo: {problem}" if problem else "The server answers again."
+            logger.warning("%s", text)
+        for name, offer in list(self._offers.items()):
+            if wanted.get(name) != offer:
+                await self._withdraw(name)
+        for name, offer in wanted.items():
+            if name not in self._offers:
+                await self._offer(offer)
+
+    async def _find(self) -> dict[str, _Offer]:
+        """Return the offers for all versions of models that are ready, by name.
+
+        Front ends know no versions: the newest one has the model's name, and those beside it NAME:VERSION.
+        """
+        known = await asyncio.to_thread(known_models, self._control)
+        wanted = self._settings.names
+        offers = {}
+        for model, states in known.items():
+            versions = sorted(it.version for it in states if it.state == "READY" and it.version is not None)
+            if not versions or (wanted and model not in wanted):
+                continue
+            for version in versions:
+                name = model if version == versions[-1] else f"{model}:{version}"
+                request = service_pb2.ModelConfigRequest(name=model, version=str(version))
+                answer = await self._stub.ModelConfig(request, metadata=self._metadata, timeout=_TIMEOUT_S)
+                config = answer.config
+                decoupled = config.model_transaction_policy.decoupled
+                offers[name] = _Offer(name, model, str(version), as_card_config(config, name), decoupled)
+        return offers
+
+    async def _offer(self, offer: _Offer) -> None:
+        self._offers[offer.name] = offer  # before a request can come
+        served = self._served.get(offer.name)
+        if served is None:
+            path = f"{self._settings.namespace}.{_COMPONENT}.{_slug(offer.name)}"
+            endpoint = self._runtime.endpoint(path)
+        else:
+            endpoint = served.endpoint
+        card = {"name": "", "inputs": [], "outputs": [], "triton_model_config": offer.config}
+        await llm.register_model(
+            llm.ModelInput.Tensor,
+            llm.ModelType.TensorBased,
+            endpoint,
+            offer.name,
+            worker_type=llm.WorkerType.Aggregated,
+            tensor_model_config=card,
+        )
+        if served is None:
+            task = asyncio.ensure_future(endpoint.serve_endpoint(functools.partial(self._answer, offer.name)))
+            self._served[offer.name] = _Served(endpoint, task)
+        else:
+            await endpoint.register_endpoint_instance()
+        logger.info("Model %s is offered to Dynamo.", offer.name)
+
+    async def _withdraw(self, name: str) -> None:
+        """Have front ends send no more requests; those that come all the same are answered with an error."""
+        del self._offers[name]
+        endpoint = self._served[name].endpoint
+        await endpoint.unregister_endpoint_instance()
+        await llm.unregister_model(endpoint)
+        logger.info("Model %s is no longer offered to Dynamo.", name)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, name: str, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+        """Answer one request; Dynamo calls this."""
+        offer = self._offers.get(name)
+        if offer is None:
+            raise dynamo_errors.CannotConnect(f"model {name!r} is not ready on this worker")
+        try:
+            message = as_message(request, offer.model, offer.version)
+        except UnfitRequestError as error:
+            raise dynamo_errors.InvalidArgument(str(error)) from None
+        traced = (context.trace_headers() or {}).items()
+        metadata = [*self._metadata, *traced]
+        if offer.is_decoupled:
+            call = self._stub.ModelStreamInfer(iter([message]), metadata=[*metadata, _STATUS_OF_ERRORS])
+        else:
+            call = self._stub.ModelInfer(message, metadata=metadata)
+        left = asyncio.ensure_future(context.async_killed_or_stopped())
+        left.add_done_callback(lambda _: call.cancel())
+        try:
+            if offer.is_decoupled:
+                async for part in call:
+                    if part.error_message:
+                        raise dynamo_errors.Unknown(part.error_message)
+                    if part.infer_response.outputs or _is_wanted(part.infer_response, message):
+                        yield as_response(part.infer_response, name)
+            else:
+                yield as_response(await call, name)
+        except grpc.aio.AioRpcError as error:
+            raise _as_dynamo_error(error) from None
+        finally:
+            left.cancel()
+            call.cancel()  # nothing, if it is over
+
+
+def _is_wanted(response: Any, request: Any) -> bool:
+    """Whether the caller asked for the empty message that ends its answers."""
+    return _EMPTY_END in request.parameters and _FINAL in response.parameters
+
+
+def _slug(name: str) -> str:
+    """Return the name of an endpoint: the characters that Dynamo allows, and no other one's beginning."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{re.sub('[^a-z0-9_-]', '_', name.lower())}_{digest}"
+
+
+def _as_dynamo_error(error: grpc.aio.AioRpcError) -> Exception:
+    """Return the exception with which Dynamo tells a caller about an error of the server."""
+    code, text = error.code(), error.details() or ""
+    made: Exception = _KINDS[code](text) if code in _KINDS else dynamo_errors.Unknown(f"{code.name}: {text}")
+    return made
