@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -102,7 +103,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self._may_write = True
         self._is_paused = False
-        self._is_half_sent = self._is_written = False
+        self._is_written = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     async def exchange(self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False) -> HttpResponse:
@@ -123,8 +124,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether the last response is over and the connection can carry another request."""
-        return self._reader.can_be_kept and not (self._error or self._is_half_sent or self._is_paused)
+        """Whether the last exchange is over and the connection can carry another request."""
+        return self.has_sent and self._reader.can_be_kept and not (self._error or self._is_paused)
 
     @property
     def has_sent(self) -> bool:
@@ -154,9 +155,19 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         if isinstance(exc, BrokenPipeError):
             self._is_written = False
+        if isinstance(exc, ConnectionError):
+            self._receive_left()
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the connection was closed"))
         if not self.lost.done():
             self.lost.set_result(None)
+
+    def _receive_left(self) -> None:
+        """Read what came before the connection broke, if a write saw that first; TLS cannot be read any more."""
+        if self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
+            return
+        with contextlib.suppress(OSError):  # nothing more has come, or the loop has closed the socket
+            while self._reading is not None and not self._reading.done():
+                self.buffer_updated(self._socket.recv_into(self._reader.buffer()))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
@@ -171,6 +182,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self._reading is not None and not self._reading.done() and self._is_enough():
             self._reading.set_result(None)
+            self._end_wait_to_write()
         if self._reader.untaken > _MAX_UNTAKEN_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -234,7 +246,6 @@ class HttpConnection(asyncio.BufferedProtocol):
                     await asyncio.sleep(0)
             # If the server answers before it has read everything, the rest of the request is not sent.
             if self._reading is None or self._reading.done():
-                self._is_half_sent = True
                 return
             self._write(view[start : start + _PIECE_BYTES], is_last=is_last)
             if self._transport.is_closing():

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import cast
 
 from .._core.deadline import Deadline
 from .._route.addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
 from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
-from .wire import HttpRequest, HttpResponse, ResponseReader, encode_head
+from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
 
 # Below this a copy costs less than a second system call.
 _JOIN_BELOW_BYTES = 1 << 16
+# What a non-blocking socket raises where it would have to wait.
+_WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class HttpConnection:
@@ -52,11 +56,9 @@ class HttpConnection:
         self._reader.begin(is_stream=is_stream)
         head = encode_head(request, self._host, self._headers, self._prefix)
         if len(request.body) < _JOIN_BELOW_BYTES:
-            self._send(head + request.body, deadline)
+            self.has_sent = self._send(head + request.body, deadline)
         else:
-            self._send(head, deadline)
-            self._send(request.body, deadline)
-        self.has_sent = True
+            self.has_sent = self._send(head, deadline) and self._send(request.body, deadline)
         while not self._reader.is_complete:
             self._receive(deadline)
         return self._reader.response()
@@ -69,8 +71,8 @@ class HttpConnection:
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether the last response is over and the connection can carry another request."""
-        return self._reader.can_be_kept
+        """Whether the last exchange is over and the connection can carry another request."""
+        return self.has_sent and self._reader.can_be_kept
 
     def is_alive(self) -> bool:
         """Ask whether an idle connection can be used: the server has not closed it, nor sent what nobody asked for."""
@@ -104,7 +106,8 @@ class HttpConnection:
         self._socket.close()
 
     def _open_tunnel(self, route: Route, deadline: Deadline) -> None:
-        self._send(route.tunnel, deadline)
+        self._socket.settimeout(_seconds(deadline))
+        self._socket.sendall(route.tunnel)
         head = b""
         while b"\r\n\r\n" not in head and len(head) < MAX_TUNNEL_BYTES:
             self._socket.settimeout(_seconds(deadline))
@@ -114,15 +117,57 @@ class HttpConnection:
             head += piece
         check_tunnel(head)
 
-    def _send(self, data: bytes, deadline: Deadline) -> None:
+    def _send(self, data: bytes, deadline: Deadline) -> bool:
+        """Send, and return True; False if the response is complete before: who refuses a request may not read it."""
         view = memoryview(data)
-        while view:
-            self._socket.settimeout(_seconds(deadline))
-            view = view[self._socket.send(view) :]
+        _seconds(deadline)
+        self._socket.settimeout(0)
+        try:
+            view = view[self._send_some(view) :]
+            if not view:
+                return True
+            while view:
+                # A send that does not wait for room for a good deal sends many small pieces.
+                is_readable, is_writable = _wait(self._socket, _seconds(deadline))
+                if is_readable and self._receive_available():
+                    return False
+                if is_writable:
+                    view = view[self._send_some(view) :]
+        except OSError:
+            # The response may have come before the connection broke.
+            with suppress(OSError, HttpWireError):
+                if self._receive_available():
+                    return False
+            raise
+        return True
+
+    def _send_some(self, view: memoryview) -> int:
+        try:
+            return self._socket.send(view)
+        except _WOULD_WAIT:
+            return 0
+
+    def _receive_available(self) -> bool:
+        """Read what has come, without waiting, and return whether the response is complete."""
+        with suppress(*_WOULD_WAIT):
+            while not self._reader.is_complete:
+                self._reader.received(self._socket.recv_into(self._reader.buffer()))
+        return self._reader.is_complete
 
     def _receive(self, deadline: Deadline) -> None:
         self._socket.settimeout(_seconds(deadline))
         self._reader.received(self._socket.recv_into(self._reader.buffer()))
+
+
+def _wait(connected: socket.socket, timeout_s: float) -> tuple[bool, bool]:
+    """Wait until a socket can be read or written, and return whether it can be read, and written."""
+    if not hasattr(select, "poll"):  # such as in Windows, or where eventlet has patched the program
+        readable, writable, _ = select.select([connected], [connected], [], timeout_s)
+        return bool(readable), bool(writable)
+    poll = select.poll()  # a third of the cost of a selector
+    poll.register(connected, select.POLLIN | select.POLLOUT)
+    events = sum(event for _, event in poll.poll(1000 * timeout_s))
+    return bool(events & ~select.POLLOUT), bool(events & ~select.POLLIN)
 
 
 def is_silent(connected: socket.socket) -> bool:
