@@ -23,7 +23,15 @@ from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
 from .calls import GrpcCall, check_message, read_infer_response
 from .forked import check_fork, watch_forks
-from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
+from .messages import (
+    INFER_METHOD,
+    STREAM_METHOD,
+    channel_options,
+    encode_infer_request,
+    make_metadata,
+    service_pb2,
+    service_pb2_grpc,
+)
 from .transport import ABANDONED_CALL_S, MAX_BUFFERED_WRITE_BYTES, STREAM_END_TIMEOUT_S, make_credentials
 
 if TYPE_CHECKING:
@@ -107,7 +115,7 @@ class AsyncGrpcTransport:
         if self._direct is not None:
             from .direct_stream import DirectStream
 
-            return DirectStream(self._direct, message.SerializeToString(), metadata, operation)
+            return DirectStream(self._direct, message, metadata, operation)
 
         async def send() -> tuple[Any, _Abandon]:
             channel = await self._channel(operation)
@@ -133,7 +141,7 @@ class AsyncGrpcTransport:
         metadata = make_metadata(self._headers, headers or {})
         call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
         # gRPC does not end a call during a write, whatever its timeout.
-        is_large = message.ByteSize() > MAX_BUFFERED_WRITE_BYTES
+        is_large = request.size > MAX_BUFFERED_WRITE_BYTES
         if not await _has_ended(call, operation.timeout_s if is_large else None):
             raise timeout_error(replace(operation, note=self._note))
         try:
@@ -248,10 +256,10 @@ class _Channel:
         else:
             self._channel = grpc.aio.secure_channel(url.without_scheme, credentials, options)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self.stub.ModelInfer = self._channel.unary_unary(INFER_METHOD)  # bytes in and out
         # The method takes a stream of requests. A unary call sends the same bytes for one request, without a task.
         self.open_stream = self._channel.unary_stream(
             STREAM_METHOD,
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 

@@ -9,9 +9,17 @@ from .._core.startup import IF_READY, Ask, Question, Target, join_states
 from .._core.translate import Operation, is_denial, server_error
 from .._core.untrusted import UNREADABLE
 from ..exceptions import PyTritonClientInferenceServerError
-from .messages import decode_infer_response, decode_model_config, encode_infer_request, encode_load_request, service_pb2
+from .messages import (
+    DecodeError,
+    decode_infer_response,
+    decode_model_config,
+    encode_infer_request,
+    encode_load_request,
+    service_pb2,
+)
 
 _UNAVAILABLE_STATUSES = ("NOT_FOUND", "UNAVAILABLE")
+_NO_MESSAGE = "the answer cannot be read: it is no message of the protocol."
 
 
 class GrpcCall(NamedTuple):
@@ -19,7 +27,12 @@ class GrpcCall(NamedTuple):
 
     operation: Operation  # what is being done, for errors
     method: str  # of the service
-    message: Any  # the request
+    message: Any  # the request; of an inference its bytes
+
+    @property
+    def size(self) -> int:
+        """The size of the message in bytes."""
+        return len(self.message) if isinstance(self.message, bytes) else int(self.message.ByteSize())
 
 
 def ask(step: Ask, target: Target) -> GrpcCall:
@@ -82,10 +95,12 @@ def stream_operation(url: str, request: InferRequest) -> Operation:
     return Operation("streaming inference", url, 0, request.model_name, request.model_version)
 
 
-def read_infer_response(operation: Operation, message: Any, shared: SharedTensors | None = None) -> InferResponse:
-    """Return the response in a message."""
+def read_infer_response(operation: Operation, answer: Any, shared: SharedTensors | None = None) -> InferResponse:
+    """Return the response in a message, or in its bytes."""
     try:
-        return decode_infer_response(message, shared)
+        return decode_infer_response(answer, shared)
+    except DecodeError as error:
+        raise server_error(operation, "INTERNAL", _NO_MESSAGE) from error
     except UNREADABLE as error:
         raise _unreadable_error(operation, error) from error
 
@@ -93,7 +108,7 @@ def read_infer_response(operation: Operation, message: Any, shared: SharedTensor
 def check_message(operation: Operation, message: Any) -> Any:
     """Return the message; grpc.aio gives ``None`` for one that it cannot parse, which raises an error."""
     if message is None:
-        raise server_error(operation, "INTERNAL", "the answer cannot be read: it is no message of the protocol.")
+        raise server_error(operation, "INTERNAL", _NO_MESSAGE)
     return message
 
 

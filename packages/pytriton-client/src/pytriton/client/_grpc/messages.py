@@ -1,14 +1,17 @@
 """Conversion of requests and responses to and from the protobuf messages of KServe v2.
 
 The message classes are those of tritonclient. Its ``InferInput`` and ``InferResult`` are not used: they copy every
-tensor once more, and cannot represent one response of many.
+tensor once more, and cannot represent one response of many. Nor do large tensors pass through the message classes,
+which copy what is put into a message, and again when they write it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
@@ -21,8 +24,10 @@ from .._core.untrusted import check_shape, describe
 from .._core.url import TritonUrl
 from .._route.proxies import NO_GRPC_PROXY
 from ..exceptions import PyTritonClientValueError
+from .wire import fields, write_varint
 
 __all__ = [
+    "INFER_METHOD",
     "STREAM_METHOD",
     "DecodeError",
     "channel_options",
@@ -44,7 +49,12 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
+INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+# The keys of the fields `ModelInferRequest.raw_input_contents` and `ModelInferResponse.raw_output_contents`.
+_INPUT_CONTENTS, _OUTPUT_CONTENTS = b"\x3a", 0x32
+# From here on a copy costs more than what avoids it.
+_LARGE_BYTES = 1 << 16
 # What a message holds besides the tensors: names, shapes, parameters.
 _MAX_TENSOR_BYTES = _MAX_MESSAGE_BYTES - (1 << 20)
 
@@ -59,8 +69,8 @@ def channel_options(url: TritonUrl, max_response_bytes: int) -> list[tuple[str, 
     ]
 
 
-def encode_infer_request(request: InferRequest) -> Any:
-    """Return the ``ModelInferRequest``."""
+def encode_infer_request(request: InferRequest) -> bytes:
+    """Return the bytes of the ``ModelInferRequest``."""
     shared = request.shared
     placed = {} if shared is None else shared.inputs
     # Numbers come first, because their size is known before they are copied; strings come last.
@@ -69,17 +79,19 @@ def encode_infer_request(request: InferRequest) -> Any:
     message = service_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version or "", id=request.request_id
     )
+    contents: list[bytes | memoryview] = []
     for tensor, array in request.inputs:
         described = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
         if tensor.name in placed:
             _set_slice(described.parameters, placed[tensor.name])
         else:
-            message.raw_input_contents.append(encode_tensor(array, tensor.datatype))
+            content = _encode_input(array, tensor.datatype)
+            contents += (_INPUT_CONTENTS, write_varint(len(content)), content)
     for name, where in ({} if shared is None else shared.outputs).items():
         wanted = message.outputs.add(name=name)
         if where is not None:
             _set_slice(wanted.parameters, where)
-    _check_size(request, sum(map(len, message.raw_input_contents)))
+    _check_size(request, sum(map(len, contents)))
     for name, value in request.call.options.items():
         if name == "priority":
             message.parameters[name].uint64_param = value
@@ -87,12 +99,13 @@ def encode_infer_request(request: InferRequest) -> Any:
             _set_parameter(message.parameters[name], value)
     for name, value in request.call.parameters.items():
         _set_parameter(message.parameters[name], value)
-    return message
+    return b"".join([message.SerializeToString(), *contents])
 
 
-def decode_infer_response(message: Any, shared: SharedTensors | None = None) -> InferResponse:
-    """Read a ``ModelInferResponse``."""
-    described, contents, given = message.outputs, message.raw_output_contents, message.parameters
+def decode_infer_response(answer: Any, shared: SharedTensors | None = None) -> InferResponse:
+    """Read a ``ModelInferResponse``, or its bytes."""
+    message, contents = _parse(answer) if isinstance(answer, bytes) else (answer, answer.raw_output_contents)
+    described, given = message.outputs, message.parameters
     if len(described) != len(contents):
         raise ValueError(f"expected the bytes of {len(described)} outputs, received {len(contents)}")
     outputs = {
@@ -151,7 +164,28 @@ def _check_size(request: InferRequest, size: int) -> None:
         )
 
 
-def _decode_output(output: Any, data: bytes, shared: SharedTensors | None) -> npt.NDArray[Any]:
+def _encode_input(array: npt.NDArray[Any], datatype: str) -> bytes | memoryview:
+    if datatype == "BYTES" or array.nbytes < _LARGE_BYTES:
+        return encode_tensor(array, datatype)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _parse(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
+    """Return the message in the bytes, and what its outputs hold."""
+    if len(data) >= _LARGE_BYTES:
+        view, rest, contents = memoryview(data), [], []
+        with contextlib.suppress(ValueError):  # the parser of protobuf reports the error
+            for key, start, begin, end in fields(data):
+                if key == _OUTPUT_CONTENTS:
+                    contents.append(view[begin:end])
+                else:
+                    rest.append(view[start:end])
+            return service_pb2.ModelInferResponse.FromString(b"".join(rest)), contents
+    message = service_pb2.ModelInferResponse.FromString(data)
+    return message, message.raw_output_contents
+
+
+def _decode_output(output: Any, data: bytes | memoryview, shared: SharedTensors | None) -> npt.NDArray[Any]:
     shape = check_shape(output.shape)
     if not data and shared is not None and shared.outputs.get(output.name) is not None:
         # Nothing else shows that the server has written the output to the place that it was given.

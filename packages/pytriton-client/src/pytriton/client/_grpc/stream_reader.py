@@ -12,13 +12,10 @@ from .._core.tensors import decode_tensor
 from .._core.translate import Operation, server_error
 from .calls import check_message, read_infer_response
 from .messages import DecodeError, service_pb2
+from .wire import fields, read_varint
 
 # The keys of the fields `ModelStreamInferResponse.infer_response` and `ModelInferResponse.raw_output_contents`.
 _RESPONSE, _CONTENTS = b"\x12", b"\x32"
-# The wire types of protobuf, and the sizes of those of fixed length.
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
-# No valid length has more bytes.
-_MOST_BITS = 35
 _MOST_REMEMBERED = 1 << 16
 _MOST_SIZES = 256
 
@@ -95,7 +92,7 @@ class StreamReader:
         """Keep what is around the bytes of the tensors, where these are one behind the other."""
         if len(data) > _MOST_REMEMBERED:
             return
-        size, begin = _read_varint(data, 1)
+        size, begin = read_varint(data, 1)
         where = _find_contents(data, begin, len(message.raw_output_contents))
         if data[:1] == _RESPONSE and begin + size == len(data) and where is not None:
             self._head, self._tail = data[begin : where[0]], data[where[1] :]
@@ -107,7 +104,7 @@ class StreamReader:
         """Return the bytes of the tensors of a message that is like the one before apart from them; else None."""
         if data[:1] != _RESPONSE:
             return None
-        size, at = _read_varint(data, 1)
+        size, at = read_varint(data, 1)
         if at + size != len(data) or not data.startswith(self._head, at):
             return None
         at += len(self._head)
@@ -115,7 +112,7 @@ class StreamReader:
         for _ in self._tensors:
             if data[at : at + 1] != _CONTENTS:
                 return None
-            size, at = _read_varint(data, at + 1)
+            size, at = read_varint(data, at + 1)
             if at + size > len(data):
                 return None
             contents.append(data[at : at + size])
@@ -132,35 +129,12 @@ def _made(outputs: Any, like: InferResponse, *, is_followed: bool) -> InferRespo
 def _find_contents(data: bytes, at: int, count: int) -> tuple[int, int] | None:
     """Return where the bytes of tensors begin and end among the fields of a response; None where they are apart."""
     begin = end = found = 0
-    while at < len(data):
-        start = at
-        key, at = _read_varint(data, at)
-        kind = key & 7
-        if kind == _VARINT:
-            _, at = _read_varint(data, at)
-        elif kind == _BYTES:
-            size, at = _read_varint(data, at)
-            at += size
-        elif kind in _FIXED:
-            at += _FIXED[kind]
-        else:
-            return None
-        if key == _CONTENTS[0]:
-            if found and start != end:
-                return None
-            begin = begin or start
-            end, found = at, found + 1
-    return (begin, end) if at == len(data) and found == count > 0 else None
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a varint and where it ends; one that is cut off counts as larger than all messages."""
-    number = shift = 0
-    while at < len(data) and shift < _MOST_BITS:
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    return len(data) + 1, at
+    try:
+        for key, start, _, after in fields(data, at):
+            if key == _CONTENTS[0]:
+                if found and start != end:
+                    return None
+                begin, end, found = begin or start, after, found + 1
+    except ValueError:
+        return None
+    return (begin, end) if found == count > 0 else None

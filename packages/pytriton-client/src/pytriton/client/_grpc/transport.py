@@ -24,7 +24,15 @@ from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
 from .calls import GrpcCall, read_infer_response
 from .forked import check_fork, is_usable, watch_forks
-from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
+from .messages import (
+    INFER_METHOD,
+    STREAM_METHOD,
+    channel_options,
+    encode_infer_request,
+    make_metadata,
+    service_pb2,
+    service_pb2_grpc,
+)
 from .patched import adapt_to_patches, check_stream
 from .watchdog import Watchdog
 
@@ -104,10 +112,10 @@ class GrpcTransport:
         else:
             self._channel = grpc.secure_channel(self._address, self._credentials, self._options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._stub.ModelInfer = self._channel.unary_unary(INFER_METHOD)  # bytes in and out
         # The method takes a stream of requests. A unary call sends the same bytes for one request, without a thread.
         self._open_stream = self._channel.unary_stream(
             STREAM_METHOD,
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 
@@ -171,7 +179,7 @@ class GrpcTransport:
     def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
         operation, message = call.operation, call.message
         try:
-            if message.ByteSize() > MAX_BUFFERED_WRITE_BYTES:
+            if call.size > MAX_BUFFERED_WRITE_BYTES:
                 return self._call_in_background(call, headers or {})
             method = getattr(self._stub, call.method)
             return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
