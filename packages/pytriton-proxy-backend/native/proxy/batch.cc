@@ -461,29 +461,23 @@ std::vector<uint64_t> FreeSizes(uint32_t request, const std::vector<const InputF
   return sizes;
 }
 
-// What is wrong where inputs have to have the same free dimensions within a request; empty where nothing is. `alike` has
-// a bit for each input of the model.
-std::string WrongLengths(uint32_t request, uint64_t alike, const std::vector<InputForm>& forms) {
-  const InputView* first = nullptr;
+// What is wrong where inputs have to have the same free dimensions within a request; empty where nothing is.
+std::string WrongLengths(
+    const std::vector<uint64_t>& sizes, const std::vector<const InputForm*>& forms, const std::vector<bool>& alike) {
+  const uint64_t* first = nullptr;
   const InputForm* first_form = nullptr;
-  for (size_t place = 0; place < forms.size() && place < 64; ++place) {
-    if ((alike >> place & 1) == 0) continue;
-    const InputForm& form = forms[place];
-    for (size_t i = inputs.begin[request]; i < inputs.begin[request + 1]; ++i) {
-      const InputView& view = inputs.views[i];
-      if (view.name != form.name) continue;
-      if (first == nullptr) {
-        first = &view;
-        first_form = &form;
-        continue;
-      }
-      for (size_t axis = 0; axis < form.free.size() && axis < first_form->free.size(); ++axis) {
-        const int64_t expected = first->dims[first_form->free[axis]];
-        const int64_t size = view.dims[form.free[axis]];
-        if (size == expected) continue;
-        return InputName(view) + " has the size " + std::to_string(size) + " where " + InputName(*first) + " has " +
-               std::to_string(expected) + ": in each request, both have the same free dimensions";
-      }
+  const uint64_t* own = sizes.data();
+  for (size_t i = 0; i < forms.size(); own += forms[i++]->free.size()) {
+    if (!alike[i] || *own == CostCut::kAbsent) continue;
+    if (first == nullptr) {
+      first = own;
+      first_form = forms[i];
+    }
+    for (size_t axis = 0; axis < std::min(forms[i]->free.size(), first_form->free.size()); ++axis) {
+      if (own[axis] == first[axis]) continue;
+      return "input '" + forms[i]->name + "' has the size " + std::to_string(own[axis]) + " where input '" +
+             first_form->name + "' has " + std::to_string(first[axis]) +
+             ": in each request, both have the same free dimensions";
     }
   }
   return "";
@@ -517,53 +511,50 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
   Collect(scratch);
   std::vector<const InputForm*> forms;
   std::vector<uint32_t> axes;
-  for (const InputForm& form : ranks->forms()) {
+  std::vector<bool> alike;
+  for (size_t place = 0; place < ranks->forms().size(); ++place) {
+    const InputForm& form = ranks->forms()[place];
     if (form.free.empty()) continue;
     forms.push_back(&form);
     axes.push_back(static_cast<uint32_t>(form.free.size()));
+    alike.push_back(place < 64 && (settings.cost_alike >> place & 1) != 0);
   }
   CostCut cut(settings, axes, overhead);
   bool all = true;
   for (uint32_t r = 0; r < size(); ++r) {
     Item& item = items_[r];
-    const std::string wrong = WrongLengths(r, settings.cost_alike, ranks->forms());
-    if (!wrong.empty()) {
-      RefuseOne(item, TRITONSERVER_ERROR_INVALID_ARG, wrong);
-      all = false;
-      continue;
-    }
     auto sizes = FreeSizes(r, forms);
+    std::string wrong = WrongLengths(sizes, forms, alike);
     const uint64_t cost = cut.CostOf(item.rows, sizes);
-    if (cost > settings.cost_limit && !settings.cost_alone) {
-      RefuseOne(item, TRITONSERVER_ERROR_INVALID_ARG,
-                "a batch of this model may cost " + std::to_string(settings.cost_limit) + ", and this request costs " +
-                    std::to_string(cost) + " by itself: " + DescribeCostliest(item.rows, sizes, forms) +
-                    ". Send fewer rows, or shorter ones");
-      all = false;
+    if (wrong.empty() && cost > settings.cost_limit && !settings.cost_alone) {
+      wrong = "a batch of this model may cost " + std::to_string(settings.cost_limit) + ", and this request costs " +
+              std::to_string(cost) + " by itself: " + DescribeCostliest(item.rows, sizes, forms) +
+              ". Send fewer rows, or shorter ones";
+    }
+    if (wrong.empty()) {
+      cut.Add(item.rows, std::move(sizes));
       continue;
     }
-    cut.Add(item.rows, std::move(sizes));
+    RefuseOne(item, TRITONSERVER_ERROR_INVALID_ARG, wrong);
+    all = false;
   }
   if (!all) DropRefused();
   if (finished()) return parts;
-  const auto batches = cut.Cut();
   // All memory is taken, and all counted, before the first request changes its batch.
-  std::vector<uint64_t> costs;
-  costs.reserve(batches.size());
-  for (const auto& places : batches) costs.push_back(cut.CostOf(places));
+  const auto batches = cut.Cut();
   for (size_t i = 0; i + 1 < batches.size(); ++i) {
-    parts.emplace_back(new Batch(next_id(), *this))->items_.reserve(batches[i].size());
+    parts.emplace_back(new Batch(next_id(), *this))->items_.reserve(batches[i].places.size());
   }
   std::vector<Item> rest;
-  rest.reserve(batches.back().size());
+  rest.reserve(batches.back().places.size());
   for (size_t i = 0; i < batches.size(); ++i) {
-    auto& target = i < parts.size() ? parts[i]->items_ : rest;
-    for (const uint32_t place : batches[i]) target.push_back(std::move(items_[place]));
-    (i < parts.size() ? parts[i]->cost : cost) = costs[i];
-    if (i < parts.size()) parts[i]->open_ = parts[i]->size();
+    auto& items = i < parts.size() ? parts[i]->items_ : rest;
+    for (const uint32_t place : batches[i].places) items.push_back(std::move(items_[place]));
+    Batch& batch = i < parts.size() ? *parts[i] : *this;
+    batch.cost = batches[i].cost;
+    batch.open_ = static_cast<uint32_t>(batches[i].places.size());
   }
   items_.swap(rest);
-  open_ = size();
   return parts;
 }
 

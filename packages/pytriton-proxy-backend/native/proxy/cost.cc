@@ -73,54 +73,46 @@ void CostCut::Add(uint32_t rows, std::vector<uint64_t> sizes) {
 
 // Requests of about one length lie beside each other in `order`. Each batch is a piece of it, and these are the pieces
 // whose costs, with what each batch costs by itself, are the least in all: padding against the number of batches.
-void CostCut::CutPart(
-    const std::vector<uint32_t>& order, size_t begin, size_t end, std::vector<std::vector<uint32_t>>* batches) const {
-  const size_t count = end - begin;
-  std::vector<uint64_t> least(count + 1, UINT64_MAX);
-  std::vector<size_t> from(count + 1, 0);
-  least[0] = 0;
+void CostCut::CutSome(const uint32_t* order, size_t count, std::vector<Part>* batches) const {
+  struct Best {
+    uint64_t total = UINT64_MAX;  // of all batches up to here
+    uint64_t cost = 0;            // of the last of them,
+    size_t from = 0;              // which begins there
+  };
+  std::vector<Best> best(count + 1);
+  best[0].total = 0;
   Sum sum;
   for (size_t stop = 1; stop <= count; ++stop) {
     sum.rows = 0;
     sum.longest.assign(dimensions_, 0);
     sum.packed.assign(axes_.size(), 0);
-    from[stop] = stop - 1;
     for (size_t start = stop; start-- > 0;) {
-      const Request& request = requests_[order[begin + start]];
+      const Request& request = requests_[order[start]];
       const uint64_t cost = CostWith(&sum, request.rows, request.sizes);
       if (start + 1 < stop && cost > limit_) break;
-      const uint64_t total = Plus(least[start], Plus(cost, overhead_));
-      if (total > least[stop]) continue;
-      least[stop] = total;
-      from[stop] = start;
+      const uint64_t total = Plus(best[start].total, Plus(cost, overhead_));
+      if (total <= best[stop].total) best[stop] = {total, cost, start};
     }
   }
-  for (size_t stop = count; stop > 0; stop = from[stop]) {
-    auto& batch = batches->emplace_back(order.begin() + begin + from[stop], order.begin() + begin + stop);
-    std::sort(batch.begin(), batch.end());
+  for (size_t stop = count; stop > 0; stop = best[stop].from) {
+    batches->push_back({{order + best[stop].from, order + stop}, best[stop].cost});
+    std::sort(batches->back().places.begin(), batches->back().places.end());
   }
 }
 
-std::vector<std::vector<uint32_t>> CostCut::Cut() const {
+std::vector<CostCut::Part> CostCut::Cut() const {
   std::vector<uint32_t> order(requests_.size());
   std::iota(order.begin(), order.end(), 0);
   if (!packed_) {
     std::stable_sort(
         order.begin(), order.end(), [this](uint32_t a, uint32_t b) { return requests_[a].cost > requests_[b].cost; });
   }
-  std::vector<std::vector<uint32_t>> batches;
+  std::vector<Part> batches;
   for (size_t begin = 0; begin < order.size(); begin += kMostTogether) {
-    CutPart(order, begin, std::min(begin + kMostTogether, order.size()), &batches);
+    CutSome(&order[begin], std::min(kMostTogether, order.size() - begin), &batches);
   }
-  std::sort(batches.begin(), batches.end(), [](const auto& a, const auto& b) { return a.front() < b.front(); });
+  std::sort(batches.begin(), batches.end(), [](const Part& a, const Part& b) { return a.places < b.places; });
   return batches;
-}
-
-uint64_t CostCut::CostOf(const std::vector<uint32_t>& places) const {
-  Sum sum;
-  uint64_t cost = 0;
-  for (const uint32_t place : places) cost = CostWith(&sum, requests_[place].rows, requests_[place].sizes);
-  return cost;
 }
 
 void CostPace::Took(uint64_t cost, uint64_t ns) {

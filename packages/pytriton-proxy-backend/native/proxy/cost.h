@@ -26,11 +26,13 @@ class CostCut {
   uint64_t CostOf(uint32_t rows, const std::vector<uint64_t>& sizes) const;
   void Add(uint32_t rows, std::vector<uint64_t> sizes);
 
-  // Cuts what was added into batches: the places of the requests of each, ascending. A request that costs more than the
-  // limit is alone in its batch. The batch with the request that came first is the first.
-  std::vector<std::vector<uint32_t>> Cut() const;
-  // What a batch of the requests of these places costs.
-  uint64_t CostOf(const std::vector<uint32_t>& places) const;
+  struct Part {
+    std::vector<uint32_t> places;  // of its requests, ascending
+    uint64_t cost;
+  };
+  // Cuts what was added into batches. A request that costs more than the limit is alone in its batch. The batch with the
+  // request that came first is the first.
+  std::vector<Part> Cut() const;
 
  private:
   struct Request {
@@ -46,8 +48,7 @@ class CostCut {
   };
 
   uint64_t CostWith(Sum* sum, uint32_t rows, const std::vector<uint64_t>& sizes) const;
-  void CutPart(const std::vector<uint32_t>& order, size_t begin, size_t end,
-               std::vector<std::vector<uint32_t>>* batches) const;
+  void CutSome(const uint32_t* order, size_t count, std::vector<Part>* batches) const;
 
   const uint64_t limit_;
   const uint64_t overhead_;

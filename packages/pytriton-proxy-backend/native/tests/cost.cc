@@ -72,7 +72,7 @@ int main(int count, char** arguments) {
       cut.Add(rows, sizes);
     }
     for (const auto& batch : cut.Cut()) {
-      for (const uint32_t place : batch) std::cout << place << ' ';
+      for (const uint32_t place : batch.places) std::cout << place << ' ';
       std::cout << "; ";
     }
     std::cout << '\n';
