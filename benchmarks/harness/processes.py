@@ -298,6 +298,17 @@ def name_of(pid: int) -> str:
         return ""
 
 
+def thread_s(pids: Sequence[int]) -> dict[tuple[int, int], tuple[str, float]]:
+    """Return the names of the threads of processes, and the processor time in seconds that each has used so far."""
+    found = {}
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(OSError):  # it ended meanwhile
+                seconds = int((path / "schedstat").read_text().split()[0]) / 1e9
+                found[pid, int(path.name)] = (path / "comm").read_text().strip(), seconds
+    return found
+
+
 def _pss_kib(pid: int) -> int:
     return _memory_kib(pid).get("Pss", 0)
 

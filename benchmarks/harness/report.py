@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.harness.results import NOISE_CORES, Results
+from benchmarks.harness.results import NOISE_CORES, RATE, Results
 
 OURS = "ours"
 
@@ -17,6 +17,8 @@ def render(results: Results) -> str:
 
 def workload_tables(results: Results, workload: str) -> str:
     """Return the tables of a workload: one for each case, a row for each server."""
+    if workload == "workers":
+        return _workers_table(results, workload)
     blocks = []
     for case in results.workloads()[workload]:
         there = [peer for peer in results.peers(workload) if results.of(workload, case, peer)]
@@ -41,9 +43,33 @@ def workload_tables(results: Results, workload: str) -> str:
     return "\n\n".join(blocks)
 
 
-def ratio(results: Results, workload: str, case: str, peer: str, name: str) -> str:
+def _workers_table(results: Results, workload: str) -> str:
+    """Return one table: a row for each case, columns for numbers of workers."""
+    counts = (1, 2, 4)
+    mine, stubs = ([f"{peer} x {count}" for count in counts] for peer in ("ours-processes", "python-backend"))
+    rows = [
+        [
+            case,
+            *(_number(results.median(workload, case, peer, RATE)) for peer in mine),
+            *(ratio(results, workload, case, mine[0], RATE, peer) for peer in mine[1:]),
+            *(ratio(results, workload, case, stub, RATE, peer) for peer, stub in zip(mine, stubs, strict=True)),
+            " / ".join(_number(results.median(workload, case, peer, "server us/req")) for peer in mine),
+        ]
+        for case in results.workloads()[workload]
+    ]
+    header = [
+        "a batch takes/connections",
+        *(f"{count} worker{'s' * (count > 1)}, requests/s" for count in counts),
+        *(f"{count} against 1" for count in counts[1:]),
+        *(f"{count} against {count} stub{'s' * (count > 1)}" for count in counts),
+        "server us/req",
+    ]
+    return table(header, rows)
+
+
+def ratio(results: Results, workload: str, case: str, peer: str, name: str, mine: str = OURS) -> str:
     """Return how many times a number of a peer ours is: the median, the lowest and the highest of the rounds."""
-    found = results.ratio((workload, case, OURS), (workload, case, peer), name)
+    found = results.ratio((workload, case, mine), (workload, case, peer), name)
     if found is None:
         return ""
     spread = "" if found.low == found.high else f" ({found.low:.2f} to {found.high:.2f})"

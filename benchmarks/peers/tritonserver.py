@@ -77,6 +77,10 @@ class TritonPythonBackend(Peer):
     def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Write the model repository and return how to start the server on it."""
         python_model_repository(models, scratch, copies)
+        return self.launch_repository(ports, scratch)
+
+    def launch_repository(self, ports: Ports, scratch: Path) -> Launch:
+        """Return how to start the server on the folder `models` of `scratch`."""
         # The stub has to lie beside the backend's library; the wheel keeps one per Python version elsewhere.
         backend = scratch / "backends" / "python"
         shutil.copytree(self._tritonserver() / "backends" / "python", backend)

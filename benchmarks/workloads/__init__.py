@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.workloads.base import Bench, Workload
-from benchmarks.workloads.growth import Growth, Instances
+from benchmarks.workloads.growth import Growth, Instances, Workers
+from benchmarks.workloads.grpc import Grpc
 from benchmarks.workloads.large import Large
 from benchmarks.workloads.payloads import Stream, Strings
 from benchmarks.workloads.programs import Client, InProcess, Start
@@ -16,9 +17,11 @@ _ALL: tuple[Workload, ...] = (
     Varied(),
     Batching(),
     Large(),
+    Grpc(),
     Strings(),
     Stream(),
     Instances(),
+    Workers(),
     InProcess(),
     Client(),
     Start(),

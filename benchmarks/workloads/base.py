@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -66,7 +67,8 @@ class Setup:
 
     cases: Sequence[str]
     models: Sequence[Model]
-    copies: int = 1
+    copies: Sequence[int] = (1,)
+    """Each server is started with each of these numbers of workers."""
 
 
 class Workload(ABC):
@@ -120,13 +122,17 @@ class ServedWorkload(Workload):
             for group in groups:
                 self._run_group(bench, setup, group)
 
+    def shown(self, peer: Peer, copies: int) -> str:
+        """Return what a server with so many workers is called in the tables."""
+        return peer.name
+
     def _run_group(self, bench: Bench, setup: Setup, peers: Sequence[Peer]) -> None:
         with ExitStack() as stack:
             servers = []
-            for peer in peers:
+            for peer, copies in itertools.product(peers, setup.copies):
                 protocols = [name for name in self.protocols(setup.cases) if peer.is_triton or name == "http"]
                 with bench.failing(peer.name, self.name):
-                    servers.append(stack.enter_context(start(peer, setup.models, protocols, setup.copies)))
+                    servers.append(stack.enter_context(start(peer, setup.models, protocols, copies)))
             ready = []
             for server in servers:
                 with bench.failing(server.peer.name, self.name):
@@ -139,7 +145,7 @@ class ServedWorkload(Workload):
                     with bench.failing(server.peer.name, f"{self.name}, {case}"):
                         found = self.measure(bench, server, case)
                         if found is not None:
-                            bench.record(self.name, case, server.peer.name, *found)
+                            bench.record(self.name, case, self.shown(server.peer, server.copies), *found)
             for server in ready:
                 with bench.failing(server.peer.name, f"{self.name}, the check afterwards"):
                     server.check()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.harness.results import INSTANCE_MEMORY
+from benchmarks.peers import Peer
 from benchmarks.servers.models import Model, spin
 from benchmarks.workloads.base import Bench, ServedWorkload, Setup
 from benchmarks.workloads.payloads import TRITONS
@@ -31,13 +32,42 @@ class Instances(ServedWorkload):
         """Return servers with so many workers."""
         if not self.models:  # calibrated once, so that all rounds do the same work
             self.models = (Model("spin", 4, ("a",), max_batch_size=1, spin=calibrate()),)
-        return [Setup([case], self.models, int(case.rpartition("/")[2])) for case in cases]
+        return [Setup([case], self.models, [int(case.rpartition("/")[2])]) for case in cases]
 
     def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
         """Put the server under load, and see what its instances have come to need."""
         numbers, noise = server.load(bench.generators, self.models[0], "http", 8, bench.seconds)
         memory = server.process.instance_mib()
         return numbers if memory is None else {**numbers, INSTANCE_MEMORY: memory}, noise
+
+
+class Workers(ServedWorkload):
+    """A callable that waits as for an accelerator, with several workers in processes, all side by side."""
+
+    name = "workers"
+    title = "callables of 0, 1 and 5 ms per batch; 1, 2, 4 process workers against as many stubs; 8 to 128 connections"
+    generators = ("wrk",)
+    memory_mib = 5000
+    peers = ("ours-processes", "python-backend")
+    models = tuple(Model(f"{ms}ms", 4, batch_us=1000 * ms) for ms in (0, 1, 5))
+
+    def cases(self) -> Sequence[str]:
+        """Return a case for each callable and number of connections."""
+        return [f"{model.name}/{count}" for model in self.models for count in (8, 32, 128)]
+
+    def setups(self, cases: Sequence[str]) -> Sequence[Setup]:
+        """Return a server for each number of workers; all of them take turns."""
+        return [Setup(cases, self.models, (1, 2, 4))]
+
+    def shown(self, peer: Peer, copies: int) -> str:
+        """Return its name with the number of workers."""
+        return f"{peer.name} x {copies}"
+
+    def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
+        """Put one model under load."""
+        name, _, connections = case.partition("/")
+        model = next(model for model in self.models if model.name == name)
+        return server.load(bench.generators, model, "http", int(connections), bench.seconds)
 
 
 class Growth(ServedWorkload):
@@ -63,7 +93,7 @@ class Growth(ServedWorkload):
             if what == "models":
                 found.append(Setup([case], [Model(f"add{number}", 4) for number in range(int(count))]))
             if what == "workers":
-                found.append(Setup([case], one, int(count)))
+                found.append(Setup([case], one, [int(count)]))
         return [setup for setup in found if setup.cases]
 
     def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:

@@ -50,6 +50,7 @@ class Served:
     scratch: Path
     process: Server
     protocols: Sequence[str] = ("http",)
+    copies: int = 1
     start_up: StartUp | None = None
 
     def wait(self) -> None:
@@ -105,6 +106,7 @@ class Served:
         if protocol == "grpc":
             load = self._grpc_load(generators["h2load"], model, connections)
             rate = load(_WARM_UP_REQUESTS + 4 * connections).requests_per_s
+            rate = load(max(connections, round(rate * _WARM_UP_S))).requests_per_s  # the first ones are slow
             return self.count(lambda: load(max(connections, round(rate * seconds))), model)
         requests = requests or [self.peer.wire(model).encode(model, example(model))]
 
@@ -200,4 +202,4 @@ def start(
     """
     ports = Ports(*free_ports(3))
     with scratch_folder() as scratch, serve(peer.launch(models, ports, scratch, copies), scratch) as process:
-        yield Served(peer, models, ports, scratch, process, protocols)
+        yield Served(peer, models, ports, scratch, process, protocols, copies)

