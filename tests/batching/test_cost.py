@@ -271,10 +271,36 @@ def test_the_python_proxy_says_that_it_does_not_count(tmp_path: Path, capsys: py
     assert not list(tmp_path.iterdir())
 
 
-def test_it_is_refused_in_process() -> None:
-    server = inprocess.Server()
-    with pytest.raises(PyTritonBadParameterError, match="not accepted in process, where nothing counts"):
-        server.bind("tag", tag, *TAG, config=config())
+@batch
+async def tag_async(**inputs: Array) -> dict[str, Array]:
+    rows, longest = inputs["input_ids"].shape
+    sums = np.where(inputs["mask"], inputs["input_ids"], 0).sum(1, keepdims=True)
+    was = np.tile([rows, longest, inputs["lengths"].sum()], (rows, 1))
+    return {"tags": 2 * inputs["input_ids"], "sum": sums, "was": was}
+
+
+def test_in_process(tmp_path: Path) -> None:
+    with inprocess.Server(inprocess.Options(str(tmp_path))) as server:
+        for name, infer, cost in (("sync", tag, COST), ("packed", pack, PACKED), ("async", tag_async, COST)):
+            server.bind(name, infer, *TAG, config=config(cost))
+            called = server.model(name)
+
+            def ask(number: int, called: Any = called) -> list[tuple[int, int, int]]:
+                chance = random.Random(number)
+                found = []
+                for _ in range(15):
+                    ids = np.full((1, chance.choice((0, 1, LIMIT, chance.randrange(40)))), number, np.int64)
+                    [response] = called.infer(inputs={"input_ids": ids})
+                    outputs = {key: np.from_dlpack(tensor) for key, tensor in response.outputs.items()}
+                    found.append(check_answer(ids, outputs))
+                return found
+
+            with ThreadPoolExecutor(12) as pool:
+                batches = [found for answers in pool.map(ask, range(12)) for found in answers]
+            assert all((tokens if name == "packed" else rows * longest) <= LIMIT for rows, longest, tokens in batches)
+            assert any(rows > 1 for rows, _, _ in batches)
+            with pytest.raises(inprocess.TritonError, match=f"may cost {LIMIT}, and this request costs {LIMIT + 1} "):
+                list(called.infer(inputs={"input_ids": np.ones((1, LIMIT + 1), np.int64)}))
 
 
 def ask_together(url: str, name: str, requests: Sequence[Sequence[Array]]) -> list[Any]:

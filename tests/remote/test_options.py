@@ -181,15 +181,13 @@ def batcher(way: Way, _: Caplog) -> None:
 def cost(way: Way, _: Caplog) -> None:
     free = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
     given = ModelConfig(cost=Cost("x", limit=3, outputs=["y"]))
-    if way.url is None:
-        with pytest.raises(PyTritonBadParameterError, match="not accepted in process"):
-            way.server.bind(next(names), answer, *free, config=given)
-        return
     name = way.bind(tensors=free, config=given)
     assert way.config(name)["input"][0]["allow_ragged_batch"]
     assert way.ask(name, 1, 3) == 2
-    with pytest.raises(PyTritonClientError, match="a batch of this model may cost 3, and this request costs 4"):
+    with pytest.raises(Exception, match="a batch of this model may cost 3, and this request costs 4"):
         way.ask(name, 1, 4)
+    with pytest.raises(PyTritonBadParameterError, match="None for a decoupled model"):
+        way.bind(stream, tensors=free, config=dataclasses.replace(given, decoupled=True))
 
 
 def response_cache(way: Way, _: Caplog) -> None:

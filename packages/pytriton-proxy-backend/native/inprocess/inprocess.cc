@@ -124,15 +124,13 @@ std::atomic<uint64_t> in_flight{0};  // batches of all models, which nobody asks
 
 // A batch in the hands of the process, which may ask about it from any thread.
 struct OwnedBatch {
-  OwnedBatch(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count, bool batching,
-         bool decoupled)
-      : decoupled(decoupled), batch(Id(), instance, requests, count, batching, decoupled, &in_flight, nullptr) {}
+  OwnedBatch(std::unique_ptr<Batch> batch, bool decoupled) : decoupled(decoupled), batch(std::move(batch)) {}
 
   uint64_t Id() const { return reinterpret_cast<uint64_t>(this); }
 
   bool decoupled;
   std::mutex mutex;
-  Batch batch;
+  const std::unique_ptr<Batch> batch;
 };
 
 // Those of loaded models, whose instances share one. With the GIL.
@@ -169,17 +167,17 @@ void SendRecord(
   const std::lock_guard<std::mutex> lock(owned->mutex);
   static thread_local ResponseRecord response;
   std::string error;
-  owned->batch.held_back = deferred.open ? &deferred.responses : nullptr;
+  owned->batch->held_back = deferred.open ? &deferred.responses : nullptr;
   try {
     const uint8_t* const* elsewhere = payloads.empty() ? nullptr : payloads.data();
-    if (response.Parse(record, length, owned->Id(), owned->batch.size(), owned->decoupled, &error, elsewhere)) {
-      owned->batch.Respond(response);
+    if (response.Parse(record, length, owned->Id(), owned->batch->size(), owned->decoupled, &error, elsewhere)) {
+      owned->batch->Respond(response);
     }
   } catch (const std::exception& exception) {
     error = exception.what();
   }
-  if (!error.empty()) owned->batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
-  owned->batch.held_back = nullptr;
+  if (!error.empty()) owned->batch->Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
+  owned->batch->held_back = nullptr;
 }
 
 // The slab of an instance, for a record of so many bytes; null with the reason where there is no memory for it.
@@ -194,14 +192,10 @@ uint8_t* MakeRoom(Instance* instance, uint64_t length, std::string* error) {
   return nullptr;
 }
 
-void Execute(
-    Instance* instance, TRITONBACKEND_ModelInstance* triton_instance, TRITONBACKEND_Request** requests,
-    uint32_t count) {
-  auto owned = std::make_unique<OwnedBatch>(
-      triton_instance, requests, count, instance->batching != 0, instance->decoupled != 0);
-  Batch& batch = owned->batch;
-  batch.Use(instance->state);
-  static thread_local BatchSource source;
+void ExecutePart(Instance* instance, std::unique_ptr<Batch> part, BatchSource* scratch) {
+  auto owned = std::make_unique<OwnedBatch>(std::move(part), instance->decoupled != 0);
+  Batch& batch = *owned->batch;
+  BatchSource& source = *scratch;
   static thread_local std::vector<InPlace> in_place;
   std::string error;
   BatchLayout layout;
@@ -268,6 +262,34 @@ void Execute(
   }
 }
 
+void Execute(
+    Instance* instance, TRITONBACKEND_ModelInstance* triton_instance, TRITONBACKEND_Request** requests,
+    uint32_t count) {
+  auto batch = std::make_unique<Batch>(
+      0, triton_instance, requests, count, instance->batching != 0, instance->decoupled != 0, &in_flight, nullptr);
+  batch->Use(instance->state);
+  static thread_local BatchSource source;
+  std::vector<std::unique_ptr<Batch>> parts;
+  if (instance->cost_limit != 0) {
+    Settings settings;
+    settings.cost_limit = instance->cost_limit;
+    settings.cost_alike = instance->cost_alike;
+    settings.cost_packed = instance->cost_packed != 0;
+    settings.cost_alone = instance->cost_alone != 0;
+    const uint64_t overhead =
+        instance->cost_overhead != 0 ? instance->cost_overhead : instance->pace.overhead(instance->cost_limit);
+    parts = batch->CutByCost(settings, overhead, &source, [] { return uint64_t{0}; });
+    if (batch->finished()) return;
+  }
+  parts.push_back(std::move(batch));
+  for (auto& part : parts) {
+    const uint64_t cost = part->cost;
+    const uint64_t began_ns = NowNs();
+    ExecutePart(instance, std::move(part), &source);
+    if (cost != 0 && instance->is_timed != 0) instance->pace.Took(cost, NowNs() - began_ns);
+  }
+}
+
 // ---- what Python calls -------------------------------------------------------------------------------------------
 
 // (batch, address of a response record, its length, list of the addresses of the payloads that do not lie in it, else 0,
@@ -299,8 +321,8 @@ PyObject* Fail(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     const WithoutGil without;
     const std::lock_guard<std::mutex> lock(owned->mutex);
     // What the callable may still answer comes too late, and nobody needs to be told.
-    owned->batch.expired = true;
-    owned->batch.Fail(code, text);
+    owned->batch->expired = true;
+    owned->batch->Fail(code, text);
   }
   return NewNone();
 }
@@ -309,7 +331,7 @@ bool IsCancelled(OwnedBatch* owned, uint32_t request) {
   // Called with the GIL, which a response that is being sent may wait for.
   const std::unique_lock<std::mutex> lock(owned->mutex, std::try_to_lock);
   if (!lock.owns_lock()) return false;
-  const Batch& batch = owned->batch;
+  const Batch& batch = *owned->batch;
   if (batch.finished()) return batch.expired;
   if (request != kWholeBatch) return request < batch.size() && batch.IsCancelled(request);
   for (uint32_t i = 0; i < batch.size(); ++i) {
@@ -331,7 +353,7 @@ PyObject* IsCancelled(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 PyObject* Delete(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   auto* owned = AddressOf<OwnedBatch>(arguments[0]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  const bool finished = owned->batch.finished();
+  const bool finished = owned->batch->finished();
   if (finished) delete owned;
   return PyBool_FromLong(finished);
 }

@@ -30,6 +30,18 @@ struct InstanceFields {
   Lane* lane;
   // What the answers of all models may take that are given again; 0 where those of this one are not.
   uint64_t cache_bytes;
+  // What a batch may cost; 0 where that is not counted.
+  uint64_t cost_limit;
+  // What a batch costs by itself; 0 where that is to be found.
+  uint64_t cost_overhead;
+  // A bit for each input that is as long as the others which have one.
+  uint64_t cost_alike;
+  // Whether inputs lie behind each other, and nothing is padded.
+  uint32_t cost_packed;
+  // Whether a request that costs more is served by itself.
+  uint32_t cost_alone;
+  // Whether the callable has a batch for itself, so that the time that it takes is known.
+  uint32_t is_timed;
 };
 static_assert(offsetof(InstanceFields, slab) == 0);
 static_assert(offsetof(InstanceFields, capacity) == 8);
@@ -40,7 +52,13 @@ static_assert(offsetof(InstanceFields, decoupled) == 36);
 static_assert(offsetof(InstanceFields, owner) == 40);
 static_assert(offsetof(InstanceFields, lane) == 48);
 static_assert(offsetof(InstanceFields, cache_bytes) == 56);
-static_assert(sizeof(InstanceFields) == 64);
+static_assert(offsetof(InstanceFields, cost_limit) == 64);
+static_assert(offsetof(InstanceFields, cost_overhead) == 72);
+static_assert(offsetof(InstanceFields, cost_alike) == 80);
+static_assert(offsetof(InstanceFields, cost_packed) == 88);
+static_assert(offsetof(InstanceFields, cost_alone) == 92);
+static_assert(offsetof(InstanceFields, is_timed) == 96);
+static_assert(sizeof(InstanceFields) == 104);
 
 // What happens to a request. Python is told in the thread in which it happens.
 enum Event : uint32_t {

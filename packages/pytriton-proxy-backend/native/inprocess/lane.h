@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "../proxy/cost.h"
 #include "../proxy/instance_state.h"
 #include "instance_fields.h"
 #include "python_objects.h"
@@ -14,6 +15,7 @@ namespace pytriton {
 // another one in its place while it has the batch, if anything still refers to what is in it.
 struct Instance : InstanceFields {
   std::shared_ptr<InstanceState> state = std::make_shared<InstanceState>();
+  CostPace pace;
 };
 
 // What a lane has done with a batch.

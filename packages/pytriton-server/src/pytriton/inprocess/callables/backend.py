@@ -42,6 +42,12 @@ class Instance(ctypes.Structure):
         owner: What keeps the slab, as long as it is the instance's.
         lane: That of plain batches; `None` where Python serves every batch.
         cache_bytes: What the answers of all models may take that are given again; 0 where those of this one are not.
+        cost_limit: What a batch may cost; 0 where that is not counted.
+        cost_overhead: What a batch costs by itself; 0 where that is to be found.
+        cost_alike: A bit for each input that is as long as the others which have one.
+        cost_packed: Whether inputs lie behind each other, and nothing is padded.
+        cost_alone: Whether a request that costs more is served by itself.
+        is_timed: Whether the callable has a batch for itself, so that the time that it takes is known.
     """
 
     _fields_ = (
@@ -54,6 +60,12 @@ class Instance(ctypes.Structure):
         ("owner", ctypes.py_object),
         ("lane", ctypes.c_void_p),
         ("cache_bytes", ctypes.c_uint64),
+        ("cost_limit", ctypes.c_uint64),
+        ("cost_overhead", ctypes.c_uint64),
+        ("cost_alike", ctypes.c_uint64),
+        ("cost_packed", ctypes.c_uint32),
+        ("cost_alone", ctypes.c_uint32),
+        ("is_timed", ctypes.c_uint32),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytriton.decorators import TritonContext
-from pytriton.exceptions import PyTritonBadParameterError, PyTritonUnrecoverableError
+from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.inprocess.callables.backend import MODEL_FILE, Instance, load_backend
 from pytriton.inprocess.callables.batches import POINTED_TO_BYTES
 from pytriton.inprocess.callables.runners import AsyncRunner, Runner, SyncRunner
@@ -224,14 +224,6 @@ class Bindings:
                     received=infer,
                     where=f"model {bound.name!r}",
                 )
-        if bound.config.cost is not None:
-            raise PyTritonBadParameterError(
-                f"Model {bound.name!r}: ModelConfig.cost={bound.config.cost!r} is not accepted in process, where "
-                "nothing counts what a batch costs. Bind the model with a Triton, or leave cost out.",
-                parameter="ModelConfig.cost",
-                value=bound.config.cost,
-                rule="must be None in process",
-            )
         if bound.settings_of_workers:
             logger.warning(
                 "Model %r: %s mean nothing in process, where there are no workers and no shared memory.",

@@ -31,6 +31,7 @@ from pytriton.proxy_backend.runtime.batch_loop import (
 from pytriton.proxy_backend.runtime.execution import Execution
 from pytriton.proxy_backend.runtime.service import Service
 from pytriton.proxy_backend.runtime.texts import error_text
+from pytriton.proxy_backend.settings import cost_settings
 from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.wire.batch import BatchReader
@@ -81,6 +82,8 @@ class Runner:
         instance.batching = int(service.model.batching)
         instance.decoupled = int(service.model.decoupled)
         instance.in_place_from = _NEVER if copy_inputs else IN_PLACE_BYTES
+        for setting, value in cost_settings(service.model).items():
+            setattr(instance, setting, int(value))
         context.run(lambda: load_tracing(worker_tracer()))
         self._put(self._pool.take())
 
@@ -166,8 +169,11 @@ class SyncRunner(Runner):
         self._loop = LazyLoop()
         self._thread: int | None = None
         self._lane: Lane | None = None
-        # The limit of a batch is watched from its start, which a lane does not do.
-        if accelerator() is not None and self._watch_ends is None and not self._service.model.decoupled:
+        self._instance.is_timed = 1
+        # The limit of a batch is watched from its start, which a lane does not do, and requests of different shapes
+        # make no plain batch.
+        model = self._service.model
+        if accelerator() is not None and self._watch_ends is None and not model.decoupled and model.cost is None:
             self._lane = Lane(
                 self._backend, self._service, self._context, self._instance, self._reader, self._go_on, self._renew
             )
