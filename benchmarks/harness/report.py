@@ -46,14 +46,17 @@ def workload_tables(results: Results, workload: str) -> str:
 def _workers_table(results: Results, workload: str) -> str:
     """Return one table: a row for each case, columns for numbers of workers."""
     counts = (1, 2, 4)
-    mine, stubs = ([f"{peer} x {count}" for count in counts] for peer in ("ours-processes", "python-backend"))
+    mine, stubs = [[f"{peer} x {count}" for count in counts] for peer in ("ours-processes", "python-backend")]
     rows = [
         [
             case,
             *(_number(results.median(workload, case, peer, RATE)) for peer in mine),
             *(ratio(results, workload, case, mine[0], RATE, peer) for peer in mine[1:]),
             *(ratio(results, workload, case, stub, RATE, peer) for peer, stub in zip(mine, stubs, strict=True)),
-            " / ".join(_number(results.median(workload, case, peer, "server us/req")) for peer in mine),
+            *(
+                " / ".join(_number(results.median(workload, case, peer, "server us/req")) for peer in peers)
+                for peers in (mine, stubs)
+            ),
         ]
         for case in results.workloads()[workload]
     ]
@@ -63,6 +66,7 @@ def _workers_table(results: Results, workload: str) -> str:
         *(f"{count} against 1" for count in counts[1:]),
         *(f"{count} against {count} stub{'s' * (count > 1)}" for count in counts),
         "server us/req",
+        "of the stubs",
     ]
     return table(header, rows)
 
