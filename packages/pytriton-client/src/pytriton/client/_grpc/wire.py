@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["fields", "read_varint", "write_varint"]
-
 # The wire types of protobuf, and the sizes of those of fixed length.
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 # No valid length has more bytes.
