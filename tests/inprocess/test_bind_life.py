@@ -171,6 +171,56 @@ def test_cancellation_ends_a_generator_and_a_coroutine(server: inprocess.Server)
     eventually(lambda: sorted(ended) == ["coroutine", "generator"])
 
 
+def test_a_request_that_is_cancelled_before_its_coroutine_runs_comes_to_its_end(server: inprocess.Server) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def blocks(requests: list[Request]) -> list[Any]:
+        if requests[0]["x"][0] == 1 and not begun.is_set():
+            begun.set()
+            go_on.wait(PATIENCE_S)  # the loop has no turn meanwhile
+        return identity(requests)
+
+    server.bind("blocks", blocks, X, Y)
+    model = server.model("blocks")
+    for _ in range(3):
+        begun.clear()
+        go_on.clear()
+        first = model.infer(inputs={"x": ONE})
+        assert begun.wait(PATIENCE_S)
+        second = model.infer(inputs={"x": ONE + 1})
+        # The second one is with the loop by then; and the next look for cancelled requests is due.
+        time.sleep(0.05)
+        second.cancel()
+        time.sleep(0.05)
+        go_on.set()
+        assert len(list(first)) == 1
+    assert len(list(model.infer(inputs={"x": ONE + 1}))) == 1
+    # It waits for all of its requests.
+    server.unbind("blocks")
+
+
+def test_what_a_cancelled_coroutine_awaits_at_its_end_goes_on(server: inprocess.Server) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def tidy(requests: list[Request]) -> list[Any]:
+        try:
+            begun.set()
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            # Several looks for cancelled requests are due meanwhile.
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            ended.set()
+        return identity(requests)
+
+    server.bind("tidy", tidy, X, Y)
+    responses = server.model("tidy").infer(inputs={"x": ONE})
+    assert begun.wait(PATIENCE_S)
+    responses.cancel()
+    assert ended.wait(PATIENCE_S)
+    server.unbind("tidy")
+
+
 def test_what_belongs_to_a_thread_or_a_context_is_there_in_every_call(server: inprocess.Server) -> None:
     chosen: contextvars.ContextVar[str] = contextvars.ContextVar("chosen", default="nothing")
     local = threading.local()

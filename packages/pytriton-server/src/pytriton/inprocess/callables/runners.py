@@ -239,7 +239,8 @@ class AsyncRunner(Runner):
         # Triton forms a batch before it calls, so each call waits at its end for a place for the next one.
         self._places = threading.Semaphore(limit - 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._handles: dict[int, BatchHandle] = {}
+        self._wanted: dict[int, BatchHandle] = {}  # of the tasks that were not cancelled
+        self._is_polling = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._stopped: asyncio.Event | None = None
@@ -269,9 +270,10 @@ class AsyncRunner(Runner):
 
     def _start(self, execution: Execution, handle: BatchHandle, slab: Slab) -> None:
         number = handle.address
-        self._handles[number] = handle
+        self._wanted[number] = handle
         loop = asyncio.get_running_loop()
-        if not self._tasks:
+        if not self._is_polling:
+            self._is_polling = True
             loop.call_later(_CANCEL_POLL_S, self._poll_cancelled)
         self._tasks[number] = loop.create_task(self._run(execution, number, slab))
 
@@ -282,18 +284,21 @@ class AsyncRunner(Runner):
         finally:
             del execution
             self._tasks.pop(number, None)
-            self._handles.pop(number, None)
+            self._wanted.pop(number, None)
             self.sink.forget(number)
             self._pool.give_back(slab)
             self._places.release()
 
     def _poll_cancelled(self) -> None:
-        for number, task in list(self._tasks.items()):
-            handle = self._handles.get(number)
-            if handle is not None and handle.is_cancelled():
-                task.cancel()
-        if self._tasks:
-            asyncio.get_running_loop().call_later(_CANCEL_POLL_S, self._poll_cancelled)
+        loop = asyncio.get_running_loop()
+        for number in [number for number, handle in self._wanted.items() if handle.is_cancelled()]:
+            # Once: what the coroutine awaits in its `finally` blocks goes on.
+            del self._wanted[number]
+            # After the first step of every task: one that is cancelled before it would never see to its end.
+            loop.call_soon(self._tasks[number].cancel)
+        self._is_polling = bool(self._wanted)
+        if self._is_polling:
+            loop.call_later(_CANCEL_POLL_S, self._poll_cancelled)
 
     def _serve(self) -> None:
         loop = LazyLoop()
