@@ -39,7 +39,7 @@ async def told(
 
     groups: list[list[Part]] = []
     counts: list[int] = []
-    async for group in read_parts(given(), read_model(CONFIG), stops, reads_tools=False, tells_logprobs=False):
+    async for group in read_parts(given(), read_model(CONFIG), stops, tools=frozenset(), tells_logprobs=False):
         groups.append(group)
         counts.append(taken)
     return groups, counts
@@ -76,7 +76,7 @@ def test_what_came_before_an_error_comes(error: Exception) -> None:
             yield ModelResult({"said": b"b"}, is_followed=True)
             raise error
 
-        parts = read_parts(given(), read_model(CONFIG), (), reads_tools=False, tells_logprobs=False)
+        parts = read_parts(given(), read_model(CONFIG), (), tools=frozenset(), tells_logprobs=False)
         async for group in parts:
             groups.append(group)
 

@@ -184,6 +184,7 @@ def test_a_conversation_of_items(client: OpenAI) -> None:
         {"type": "message", "role": "user", "content": [text_of("19 "), text_of("and 23?")]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "add them"}]},
         {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "add", "arguments": '{"a": 19}'},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "content": [{"type": "reasoning_text", "text": ", then"}]},
         {"type": "function_call", "call_id": "2", "name": "sub", "arguments": '{"a": 5}'},
         {"type": "function_call_output", "call_id": "1", "output": "42"},
         {"type": "function_call_output", "call_id": "2", "output": [text_of("18")]},
@@ -191,7 +192,7 @@ def test_a_conversation_of_items(client: OpenAI) -> None:
         {"role": "user", "content": "Thanks"},
     ]  # fmt: skip
     assert told(client, items).output_text == (
-        "so: <developer>Be terse.<user>19 and 23?<assistant>(add them)[add19][sub5]<tool>42<tool>18<assistant>42."
+        "so: <developer>Be terse.<user>19 and 23?<assistant>(add them, then)[add19][sub5]<tool>42<tool>18<assistant>42."
         "<user>Thanks"
     )
 

@@ -251,6 +251,13 @@ def test_refusals_and_logprobs(client: OpenAI) -> None:
     assert [token.token for token in told.content] == ["forty", "two"]
     with pytest.raises(openai.BadRequestError, match="an output 'logprobs'"):
         client.chat.completions.create(model="ruled", messages=ASK, logprobs=True)
+    with pytest.raises(openai.BadRequestError, match='beside "logprobs": true'):
+        client.chat.completions.create(model="streamed", messages=ASK, top_logprobs=2)
+    # There they would get lost.
+    with pytest.raises(openai.BadRequestError, match=r"logprobs: not supported .* It is for /v1/chat/completions"):
+        client.completions.create(model="streamed", prompt="x", logprobs=1)
+    with pytest.raises(openai.BadRequestError, match=r"tools: not supported .* It is for /v1/chat/completions"):
+        client.completions.create(model="streamed", prompt="x", extra_body={"tools": [{"type": "function"}]})
 
 
 @pytest.mark.parametrize("family", WRITTEN)
@@ -306,7 +313,7 @@ def test_schemas_that_are_hostile_or_wrong(client: OpenAI) -> None:
     assert client.chat.completions.create(model="formed", messages=ASK, response_format=slow).choices
     for reference in ("http://127.0.0.1:1/schema", "#"):
         bad = schema_of({"$ref": reference})
-        with pytest.raises(openai.InternalServerError, match="does not fit the response_format"):
+        with pytest.raises(openai.BadRequestError, match=r"response_format: json_schema\.schema: it refers to"):
             client.chat.completions.create(model="formed", messages=ASK, response_format=bad)
 
 

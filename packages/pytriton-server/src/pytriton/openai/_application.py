@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -23,6 +23,7 @@ from pytriton.openai._endpoints.texts import add_texts
 from pytriton.openai._endpoints.tokens import add_tokens
 from pytriton.openai._endpoints.vectors import add_vectors
 from pytriton.openai._errors import OpenAIError, from_validation
+from pytriton.openai._formats.strict_json import JsonAnswer, JsonRoute
 from pytriton.openai._gate import Gate
 from pytriton.openai._models import ENDPOINTS
 
@@ -121,6 +122,7 @@ def application(
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
+    app.router.route_class = JsonRoute
     _add_errors(app)
     _add_routes(app, Desk(backend, strict))
     return app
@@ -129,7 +131,7 @@ def application(
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(OpenAIError)
     async def told(_request: Request, error: OpenAIError) -> Response:
-        return JSONResponse(error.body, error.status, error.headers)
+        return JsonAnswer(error.body, error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -141,6 +143,8 @@ def _add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             paths = ", ".join(dict.fromkeys(["/v1/models", *(path for paths in ENDPOINTS.values() for path in paths)]))
             text = f"There is no {request.url.path} here. There are {paths} and /health."
+        elif isinstance(error.__cause__, OpenAIError):
+            return await told(request, error.__cause__)
         elif error.status_code == 400:
             # FastAPI says this of a body that Python's JSON parser refused: not UTF-8, or nested too deep.
             problem = OpenAIError(400, f"Expected a body of JSON in UTF-8; {error.__cause__}.", code="invalid_json")
@@ -160,16 +164,16 @@ def _add_routes(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/version")
     async def version() -> Response:
-        return JSONResponse({"version": importlib.metadata.version("pytriton-server")})
+        return JsonAnswer({"version": importlib.metadata.version("pytriton-server")})
 
     @app.get("/v1/models")
     async def list_models() -> Response:
         found = await backend.find_all()
-        return JSONResponse({"object": "list", "data": [_model(name, link) for name, link in found.items()]})
+        return JsonAnswer({"object": "list", "data": [_model(name, link) for name, link in found.items()]})
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
-        return JSONResponse(_model(name, await backend.find(name)))
+        return JsonAnswer(_model(name, await backend.find(name)))
 
     for add in (add_texts, add_responses, add_vectors, add_ranks, add_speech, add_tokens):
         add(app, desk)

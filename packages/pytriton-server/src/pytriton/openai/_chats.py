@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._formats.schemas import SCHEMA, AnswerCheck, read_response_format
 from pytriton.openai._generation import Wishes
 from pytriton.openai._messages import read_messages
 from pytriton.openai._models import LOGPROBS, TOOL_CALLS, TOOL_PARSER, EndpointModel
 from pytriton.openai._requests import ChatRequest, TokenizeRequest, make_tensor, unsupported
-from pytriton.openai._structured import SCHEMA, AnswerCheck, read_response_format
 
 
 @dataclass
@@ -26,8 +27,23 @@ class Chat:
     inputs: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # optional inputs
 
 
-def read_chat(body: ChatRequest, model: EndpointModel) -> Chat:
-    """Return the inputs of a model for a request."""
+async def read_check(body: ChatRequest, model: EndpointModel) -> AnswerCheck | None:
+    """Return the check for the format that a request asks for; None if any text will do."""
+    if not body.response_format or body.response_format.get("type") == "text":
+        return None
+    if "response_format" not in model.options and SCHEMA not in model.options:
+        raise unsupported(
+            "response_format",
+            body.model,
+            model.options,
+            f"It would have an optional input 'response_format', or {SCHEMA!r} for the schema alone. ",
+        )
+    # A large schema takes time, so a thread reads it.
+    return await asyncio.to_thread(read_response_format, body.response_format)
+
+
+def read_chat(body: ChatRequest, model: EndpointModel, check: AnswerCheck | None) -> Chat:
+    """Return the inputs of a model for a request, whose answer gets a check."""
     told = read_messages(body.messages, model)
     given: dict[str, Any] = {"messages": body.messages}
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
@@ -39,13 +55,13 @@ def read_chat(body: ChatRequest, model: EndpointModel) -> Chat:
         if not ("documents" in model.options or model.chat_template.shows("documents")):
             raise unsupported("documents", body.model, model.options)
         variables["documents"] = given["documents"] = body.documents
-    check = read_response_format(body.response_format) if body.response_format else None
     if check is not None:
-        given |= _read_form(body, model, check)
-    if body.logprobs or body.top_logprobs:
+        given |= {"response_format": body.response_format, SCHEMA: check.schema or {"type": "object"}}
+    if body.top_logprobs and not body.logprobs:
+        raise _invalid("top_logprobs", 'it beside "logprobs": true', body.top_logprobs)
+    if body.logprobs:
         if LOGPROBS not in model.output_names:
-            name = "logprobs" if body.logprobs else "top_logprobs"
-            raise unsupported(name, body.model, model.options, f"It would have an output {LOGPROBS!r}. ")
+            raise unsupported(LOGPROBS, body.model, model.options, f"It would have an output {LOGPROBS!r}. ")
         given |= {LOGPROBS: body.logprobs, "top_logprobs": body.top_logprobs}
     inputs = {
         name: make_tensor(name, value, model)
@@ -57,7 +73,7 @@ def read_chat(body: ChatRequest, model: EndpointModel) -> Chat:
             inputs[name] = _files_tensor(name, files, model)
     return Chat(
         model.chat_template.render(told.messages, variables, body.model),
-        Wishes(bool(tools), bool(body.logprobs), check),
+        Wishes(frozenset(tool["function"]["name"] for tool in tools), bool(body.logprobs), check),
         inputs,
     )
 
@@ -110,17 +126,6 @@ def _tool_name(tool: Mapping[str, Any], where: str) -> str:
     if tool.get("type") != "function" or not isinstance(name, str) or not name:
         raise _invalid(where, '{"type": "function", "function": {"name": ..., "parameters": {...}}}', tool, "tools")
     return name
-
-
-def _read_form(body: ChatRequest, model: EndpointModel, check: AnswerCheck) -> dict[str, Any]:
-    if "response_format" not in model.options and SCHEMA not in model.options:
-        raise unsupported(
-            "response_format",
-            body.model,
-            model.options,
-            f"It would have an optional input 'response_format', or {SCHEMA!r} for the schema alone. ",
-        )
-    return {"response_format": body.response_format, SCHEMA: check.schema or {"type": "object"}}
 
 
 def _files_tensor(name: str, files: list[bytes], model: EndpointModel) -> npt.NDArray[Any]:

@@ -10,11 +10,11 @@ import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fastapi import HTTPException
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._formats.strict_json import JsonAnswer
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Gate:
 
         problem = self._problem(scope["path"].removeprefix(scope.get("root_path", "")), headers)
         if problem is not None:
-            answer = JSONResponse(problem.body, problem.status, problem.headers)
+            answer = JsonAnswer(problem.body, problem.status, problem.headers)
             await answer(scope, receive, send_with_id)
             return
         taken = 0
@@ -65,7 +65,7 @@ class Gate:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self._max_body_bytes:
-                raise HTTPException(413, self._too_large)
+                raise self._too_large
             return message
 
         try:
@@ -76,11 +76,12 @@ class Gate:
                 raise
             logger.exception("A request cannot be answered")
             problem = OpenAIError(500, f"{type(error).__name__}: {error}", code="internal_error")
-            await JSONResponse(problem.body, problem.status, problem.headers)(scope, receive, send_with_id)
+            await JsonAnswer(problem.body, problem.status, problem.headers)(scope, receive, send_with_id)
 
     @property
-    def _too_large(self) -> str:
-        return f"Expected a body of at most {self._max_body_bytes} bytes; got more. Send fewer texts at once."
+    def _too_large(self) -> OpenAIError:
+        text = f"Expected a body of at most {self._max_body_bytes} bytes; got more. Send fewer texts at once."
+        return OpenAIError(413, text, code="body_too_large")
 
     def _problem(self, path: str, headers: dict[bytes, bytes]) -> OpenAIError | None:
         if self._key is not None and path not in _OPEN:
@@ -95,7 +96,7 @@ class Gate:
                 return problem
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body_bytes:
-            return OpenAIError(413, self._too_large, code="body_too_large")
+            return self._too_large
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,13 +15,13 @@ import numpy as np
 
 from pytriton.openai._backend import Asked, Backend, Link
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._formats.schemas import AnswerCheck
+from pytriton.openai._formats.tool_calls import joined_calls
 from pytriton.openai._gate import encoded_events
 from pytriton.openai._requests import MOST_CHOICES, Generating, encode_text
-from pytriton.openai._structured import AnswerCheck
 from pytriton.openai._texts import NO_COUNTS, Part, merged, read_parts, read_texts, tells_text_alone
 from pytriton.openai._tokens.tokenizer import Tokenizer
 from pytriton.openai._tokens.usage import Usage
-from pytriton.openai._tool_calls import joined_calls
 
 _DONE = "[DONE]"
 _BEGIN = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -91,7 +92,7 @@ COMPLETION = Form("cmpl-", "text_completion", "text_completion", "prompt", False
 class Wishes:
     """What a request wants of the answer beside the text."""
 
-    has_tools: bool = False  # whether the model may call tools
+    tools: frozenset[str] = frozenset()  # the names of those that the model may call
     logprobs: bool = False  # whether the caller wants to know of the tokens
     check: AnswerCheck | None = None  # what the text is to be; None where any text will do
 
@@ -143,7 +144,7 @@ class Generation:
                 told[number].append(part)
         wholes = [joined(each) for each in told]
         for whole in wholes:
-            self.check(whole)
+            await self.check(whole)
         choices = [{"index": number, **self._form.choice(whole)} for number, whole in enumerate(wholes)]
         return {**self._head, "object": self._form.whole, "choices": choices, "usage": await self.usage.total()}
 
@@ -175,7 +176,7 @@ class Generation:
                             events.append(self._event([{"index": number, **choice}]))
                     if group[-1].finish_reason is not None:
                         try:
-                            self.check(said[number])
+                            await self.check(said[number])
                         except OpenAIError:
                             if events:
                                 yield encoded_events(events)
@@ -216,25 +217,26 @@ class Generation:
         """Yield groups of parts that have come together."""
         return merged([self._source(number, prompt) for number, prompt in enumerate(self._prompts)])
 
-    def check(self, whole: Part) -> None:
+    async def check(self, whole: Part) -> None:
         """Check a whole text if a format was asked for."""
         # A text that was cut is not checked, nor is one with a call or a refusal in place of an answer.
         if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
-            self._wishes.check.check(whole.text, self._link.model.spec.model_name)
+            # In a thread, since a schema can make it long.
+            await asyncio.to_thread(self._wishes.check.check, whole.text, self._link.model.spec.model_name)
 
     def _source(self, number: int, prompt: bytes) -> AsyncGenerator[list[Part], None]:
         model = self._link.model
         # `np.full` would drop zeros at the end of bytes.
         text = np.array([prompt], object).reshape((1,) * len(model.prompt.shape))
         asked = self._asked if len(self._prompts) == 1 else self._variant(number % self._each)
-        if model.spec.decoupled and not self._wishes.has_tools and tells_text_alone(model):
+        if model.spec.decoupled and not self._wishes.tools and tells_text_alone(model):
             return read_texts(self._backend.ask_texts(self._link, {model.prompt.name: text}, asked), self._stops)
         answers = self._backend.ask(self._link, {model.prompt.name: text}, asked)
         return read_parts(
             answers,
             model,
             self._stops,
-            reads_tools=self._wishes.has_tools,
+            tools=self._wishes.tools,
             tells_logprobs=self._wishes.logprobs,
         )
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.management import parse_model_config
+from pytriton.openai._formats.tool_calls import TOOL_PARSERS
 from pytriton.openai._templates import ChatTemplate
 from pytriton.openai._tokens.tokenizer import Tokenizer, read_tokenizer
-from pytriton.openai._tool_calls import TOOL_PARSERS
 
 CHAT_TEMPLATE = "chat_template"
 """The entry of `parameters` in the model's configuration that holds its chat template."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._formats.strict_json import depth_of
 from pytriton.openai._models import EndpointModel
 
 _logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ MOST_LEVELS = 128
 MOST_TEXTS = 2048
 """How many texts one request may ask vectors for."""
 MOST_STOPS = 16
+MOST_STOP_LENGTH = 1000
 
 # The model gets these as optional inputs of the same name, otherwise as parameters.
 _SAMPLING = (
@@ -63,23 +65,15 @@ _ASKING = (("logprobs", int), ("web_search_options", dict))
 # Each unknown field is logged once, up to this many, because callers may invent names.
 _MOST_NAMED = 100
 _named: set[str] = set()
+# An answer to a prompt has no place for what these ask for.
+_OF_CHATS = ("logprobs", "top_logprobs", "tools", "tool_choice")
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
-def depth_of(value: Any) -> int:
-    """Return how many levels of objects and lists a value of JSON has."""
-    depth, level = 0, [value] if isinstance(value, (dict, list)) else []
-    while level:
-        depth += 1
-        level = [
-            it
-            for each in level
-            for it in (each.values() if isinstance(each, dict) else each)
-            if isinstance(it, (dict, list))
-        ]
-    return depth
+# The first element that does not fit is the error: one for each would take the memory of many bodies.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -112,7 +106,7 @@ class Generating(Body):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -127,10 +121,10 @@ class Generating(Body):
     def stops(self) -> list[str]:
         """The texts that end an answer."""
         stops = ([self.stop] if isinstance(self.stop, str) else self.stop) if self.stop else []
-        if len(stops) > MOST_STOPS or "" in stops:
+        if len(stops) > MOST_STOPS or not all(0 < len(stop) <= MOST_STOP_LENGTH for stop in stops):
             raise OpenAIError(
                 400,
-                f"stop: expected at most {MOST_STOPS} texts, none of them empty; got {stops!r:.200}.",
+                f"stop: expected at most {MOST_STOPS} texts of 1 to {MOST_STOP_LENGTH} characters; got {stops!r:.200}.",
                 param="stop",
                 code="invalid_value",
             )
@@ -161,12 +155,12 @@ class ChatRequest(Generating):
 
     told = (*Generating.told, "max_completion_tokens", "chat_template_kwargs")
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Objects, Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -200,10 +194,10 @@ class RerankRequest(Body):
 class ScoreRequest(Body):
     """The body of `POST /v1/score`: two sides, by their names of before or of now."""
 
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
+    text_1: str | Texts | None = None
+    text_2: str | Texts | None = None
+    queries: str | Texts | None = None
+    documents: str | Texts | None = None
 
     @property
     def sides(self) -> tuple[tuple[str, str], tuple[list[str], list[str]]]:
@@ -229,8 +223,8 @@ class TranscriptionRequest(Body):
     prompt: str | None = None
     response_format: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    timestamp_granularities: list[str] | None = None
-    include: list[str] | None = None
+    timestamp_granularities: Texts | None = None
+    include: Texts | None = None
     stream: bool | None = None
 
 
@@ -239,8 +233,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None  # type: ignore[assignment] # where there is one alone
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[Objects, Field(min_length=1)] | None = None
+    tools: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
@@ -251,7 +245,7 @@ class DetokenizeRequest(Body):
     """The body of `POST /detokenize`."""
 
     model: str | None = None  # type: ignore[assignment] # where there is one alone
-    tokens: list[int]
+    tokens: Tokens
 
 
 def encode_text(text: str, param: str) -> bytes:
@@ -275,6 +269,8 @@ def inputs_and_parameters(
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         values["max_tokens"] = body.max_completion_tokens
     for name, value in (body.model_extra or {}).items():
+        if isinstance(body, CompletionRequest) and name in _OF_CHATS and not _asks_for_nothing(name, value):
+            raise unsupported(name, body.model, (), "It is for /v1/chat/completions. ")
         if name in options:
             values[name] = value
         elif name in _IGNORED or _asks_for_nothing(name, value):

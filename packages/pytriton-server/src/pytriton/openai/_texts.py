@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pytriton.openai._errors import model_failed
+from pytriton.openai._formats.strict_json import make_decoder
+from pytriton.openai._formats.tool_calls import CallDeltas, ToolText, longest_begin
 from pytriton.openai._models import (
     FINISH_REASON,
     LOGPROBS,
@@ -22,12 +23,14 @@ from pytriton.openai._models import (
     TOOL_CALLS,
     EndpointModel,
 )
-from pytriton.openai._tool_calls import CallDeltas, ToolText, longest_begin
 
 T = TypeVar("T")
 
 # More parts at once would block the event loop for too long.
 _MOST_TOGETHER = 16
+
+# What OpenAI tells of a token that cannot be: JSON has no -Infinity.
+_LOGPROBS_DECODER = make_decoder({"-Infinity": -9999.0})
 
 # The values of these outputs are a part of the answer beside its text.
 _SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALLS})
@@ -51,10 +54,11 @@ class Stops:
         if not self._stops:
             return text
         text = self._held + text
-        found = [at for at in map(text.find, self._stops) if at >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held, self.is_over = "", True
-            return text[: min(found)]
+            # Not that which begins first: it ends where the other has ended the text already.
+            return text[: min(found)[1]]
         begin = longest_begin(text, self._stops)
         self._held = text[begin:]
         return text[:begin]
@@ -141,7 +145,7 @@ async def read_parts(
     model: EndpointModel,
     stops: Sequence[str],
     *,
-    reads_tools: bool,
+    tools: frozenset[str],
     tells_logprobs: bool,
 ) -> AsyncGenerator[list[Part], None]:
     """Yield the parts of one text, grouped if they come together; the last one has a reason.
@@ -155,18 +159,18 @@ async def read_parts(
     )
     filtered = Stops(stops)
     output, counted = model.output.name, model.counts
-    is_text_alone = not reads_tools and tells_text_alone(model)
-    tools = ToolText(model.tool_parser) if reads_tools and model.tool_parser is not None else None
+    is_text_alone = not tools and tells_text_alone(model)
+    calling = ToolText(model.tool_parser, tools) if tools and model.tool_parser is not None else None
     deltas = CallDeltas(name)
     reason = "stop"
     counts: dict[str, int] = {}
 
     def without_calls(text: str, is_last: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        if tools is None:
+        if calling is None:
             return text, []
-        text, calls = tools.feed(text)
+        text, calls = calling.feed(text)
         if is_last:
-            more, others = tools.end()
+            more, others = calling.end()
             text, calls = text + more, [*calls, *others]
         return text, [deltas.make(call) for call in calls]
 
@@ -231,7 +235,7 @@ def _logprobs(text: bytes, model: str) -> list[Any]:
     if not text:
         return []
     try:
-        value = json.loads(text)
+        value = _LOGPROBS_DECODER.decode(text.decode())
     except (ValueError, RecursionError):
         value = None
     told = value.get("content") if isinstance(value, dict) else value

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from pytriton.openai._backend import Link
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._endpoints.vectors import read_numbers, usage_of
 from pytriton.openai._errors import OpenAIError, model_failed
+from pytriton.openai._formats.strict_json import JsonAnswer
 from pytriton.openai._requests import MOST_TEXTS, Body, RerankRequest, ScoreRequest, encode_text
 
 RERANK, COHERE, SCORE = "/v1/rerank", "/v2/rerank", "/v1/score"
@@ -52,7 +53,7 @@ async def _rerank(desk: Desk, body: RerankRequest, request: Request, endpoint: s
     answer = {"id": f"rerank-{request.state.request_id}", "model": body.model, "usage": usage, "results": results}
     if endpoint == COHERE:
         answer["meta"] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-    return JSONResponse(answer)
+    return JsonAnswer(answer)
 
 
 async def _score(desk: Desk, body: ScoreRequest, request: Request) -> Response:
@@ -68,7 +69,7 @@ async def _score(desk: Desk, body: ScoreRequest, request: Request) -> Response:
     scores, usage = await _compare(desk, link, body, request, firsts, seconds, names)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     head = {"id": f"score-{request.state.request_id}", "object": "list", "created": int(time.time())}
-    return JSONResponse({**head, "model": body.model, "data": data, "usage": {**usage, "completion_tokens": 0}})
+    return JsonAnswer({**head, "model": body.model, "data": data, "usage": {**usage, "completion_tokens": 0}})
 
 
 async def _compare(

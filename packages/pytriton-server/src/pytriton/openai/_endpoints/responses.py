@@ -9,11 +9,12 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._endpoints.texts import prepare_chat
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._formats.strict_json import JsonAnswer
 from pytriton.openai._gate import EventStream, encoded_events
 from pytriton.openai._generation import Generation, joined
 from pytriton.openai._responses.output import Output
@@ -39,7 +40,7 @@ def add_responses(app: FastAPI, desk: Desk) -> None:
                 raise named_as_asked(error) from error
             answer = _Answer(body, generation, request.state.request_id)
             if not body.stream:
-                return JSONResponse(await answer.whole())
+                return JsonAnswer(await answer.whole())
             events = answer.events()
             # An error before the first part has an HTTP status of its own.
             return EventStream(await anext(events), events)
@@ -70,7 +71,7 @@ class _Answer:
             async for _, part in parts:
                 self._parts.append(part)
                 list(self._output.add(part))
-        list(self._end())
+        list(await self._end())
         return await self._final()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -86,7 +87,7 @@ class _Answer:
                     self._parts.append(part)
                     for event in self._output.add(part):
                         yield self._event(event)
-            for event in self._end():
+            for event in await self._end():
                 yield self._event(event)
             final = await self._final()
         except OpenAIError as error:
@@ -95,9 +96,9 @@ class _Answer:
             final = self._response("failed", error={"code": "server_error", "message": error.message})
         yield self._event({"type": f"response.{final['status']}", "response": final})
 
-    def _end(self) -> Any:
+    async def _end(self) -> Any:
         whole = joined(self._parts)
-        self._generation.check(whole)
+        await self._generation.check(whole)
         return self._output.end(is_whole=whole.finish_reason not in _INCOMPLETE)
 
     async def _final(self) -> dict[str, Any]:

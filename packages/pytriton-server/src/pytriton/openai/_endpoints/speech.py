@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._errors import OpenAIError, from_validation, model_failed
+from pytriton.openai._formats.strict_json import JsonAnswer, make_decoder
 from pytriton.openai._gate import CALLER_GONE, EventStream, encoded_events
 from pytriton.openai._models import SPOKEN, EndpointModel
 from pytriton.openai._requests import TranscriptionRequest, unsupported
@@ -29,6 +30,7 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 _FORMS = ("json", "text", "verbose_json", "srt", "vtt")
 _MOST_FIELDS = 64
 _LISTS = ("timestamp_granularities", "include")
+_decoder = make_decoder()
 
 
 def add_speech(app: FastAPI, desk: Desk) -> None:
@@ -90,7 +92,7 @@ async def _transcribe(desk: Desk, body: TranscriptionRequest, audio: bytes, requ
     given = {model.prompt.name: np.array([audio], object).reshape((1,) * len(model.prompt.shape))}
     told: dict[str, Any] = {}
     answers = _noted(desk.backend.ask(link, given, asked), told, model)
-    parts = read_parts(answers, model, (), reads_tools=False, tells_logprobs=False)
+    parts = read_parts(answers, model, (), tools=frozenset(), tells_logprobs=False)
     if body.stream:
         events = _events(parts)
         return EventStream(await anext(events), events)
@@ -109,7 +111,7 @@ def _typed(body: TranscriptionRequest, model: EndpointModel) -> TranscriptionReq
     for name, value in extra.items():
         if name in model.options and model.options[name].dtype is not np.bytes_ and isinstance(value, str):
             try:
-                extra[name] = json.loads(value)
+                extra[name] = _decoder.decode(value)
             except (ValueError, RecursionError):
                 extra[name] = value
     return body
@@ -138,7 +140,7 @@ def _note(told: dict[str, Any], name: str, value: Any, model: EndpointModel) -> 
         told[name] = text or told.get(name, "")
     elif text:
         try:
-            found = json.loads(text)
+            found = _decoder.decode(text)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, list) or not all(isinstance(it, dict) for it in found):
@@ -164,7 +166,7 @@ def _answer(
     elif duration is not None:
         usage = {"type": "duration", "seconds": duration}
     if form == "json":
-        return JSONResponse({"text": text, "usage": usage})
+        return JsonAnswer({"text": text, "usage": usage})
     language = told.get("language") or body.language
     if duration is None or language is None:
         missing = "duration" if duration is None else "language"
@@ -174,7 +176,7 @@ def _answer(
     if "words" in told:
         answer["words"] = told["words"]
     seconds = {"type": "duration", "seconds": duration}
-    return JSONResponse({**answer, "usage": seconds})
+    return JsonAnswer({**answer, "usage": seconds})
 
 
 async def _events(parts: AsyncGenerator[list[Part], None]) -> AsyncGenerator[bytes, None]:

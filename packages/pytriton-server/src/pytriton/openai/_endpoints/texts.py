@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from pytriton.openai._chats import read_chat
+from pytriton.openai._chats import read_chat, read_check
 from pytriton.openai._endpoints.desk import Desk, answered
+from pytriton.openai._formats.strict_json import JsonAnswer
 from pytriton.openai._gate import EventStream
 from pytriton.openai._generation import CHAT, COMPLETION, Generation
 from pytriton.openai._requests import MOST_CHOICES, ChatRequest, CompletionRequest, Generating
@@ -37,7 +38,7 @@ def add_texts(app: FastAPI, desk: Desk) -> None:
 async def prepare_chat(desk: Desk, body: ChatRequest, request: Request, endpoint: str) -> Generation:
     """Return the choices of a chat; the model is not asked yet."""
     link = await desk.find(body.model, endpoint)
-    told = read_chat(body, link.model)
+    told = read_chat(body, link.model, await read_check(body, link.model))
     asked = desk.asked(body, link, request)
     asked = replace(asked, inputs={**asked.inputs, **told.inputs})
     return Generation(CHAT, desk.backend, link, body, [told.prompt], asked, told.wishes)
@@ -49,7 +50,7 @@ async def _generate(prepare: Callable[[], Awaitable[Generation]], body: Generati
     async def begin() -> Response:
         generation = await prepare()
         if not body.stream:
-            return JSONResponse(await generation.whole())
+            return JsonAnswer(await generation.whole())
         events = generation.events()
         # An error before the first part has an HTTP status of its own.
         return EventStream(await anext(events), events)

@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from pytriton.openai._backend import Link
 from pytriton.openai._chats import render_prompt
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._errors import OpenAIError
+from pytriton.openai._formats.strict_json import JsonAnswer
 from pytriton.openai._models import TOKENIZER
 from pytriton.openai._requests import DetokenizeRequest, TokenizeRequest, encode_text, read_texts
 from pytriton.openai._tokens.tokenizer import Tokenizer
@@ -45,15 +46,15 @@ async def _tokenize(desk: Desk, body: TokenizeRequest) -> Response:
     tokens = await asyncio.to_thread(tokenizer.encode, text, special=special)
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": link.model.most_tokens, "tokens": tokens}
     answer["token_strs"] = tokenizer.pieces(tokens) if body.return_token_strs else None
-    return JSONResponse(answer)
+    return JsonAnswer(answer)
 
 
 async def _detokenize(desk: Desk, body: DetokenizeRequest) -> Response:
     link, _ = await _find(desk, body.model)
     if not body.tokens:
-        return JSONResponse({"prompt": ""})
+        return JsonAnswer({"prompt": ""})
     [text] = await asyncio.to_thread(read_texts, body.tokens, "tokens", 1, link.model)
-    return JSONResponse({"prompt": text})
+    return JsonAnswer({"prompt": text})
 
 
 async def _find(desk: Desk, name: str | None) -> tuple[Link, Tokenizer]:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from pytriton.openai._backend import Link
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._errors import OpenAIError, model_failed
+from pytriton.openai._formats.strict_json import JsonAnswer
 from pytriton.openai._requests import MOST_TEXTS, EmbeddingRequest, encode_text
 from pytriton.openai._tokens.usage import count_tokens
 
@@ -54,7 +55,7 @@ async def _embed(desk: Desk, body: EmbeddingRequest, request: Request) -> Respon
         shown = base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": shown})
     usage = await usage_of(answers, texts, link)
-    return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage})
+    return JsonAnswer({"object": "list", "data": data, "model": body.model, "usage": usage})
 
 
 def read_numbers(answer: Mapping[str, Any], link: Link, where: str) -> npt.NDArray[np.float32]:

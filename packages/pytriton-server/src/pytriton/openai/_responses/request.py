@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from pytriton.openai._errors import OpenAIError, from_validation
-from pytriton.openai._requests import Body, ChatRequest
+from pytriton.openai._requests import Body, ChatRequest, Objects, Texts
 
 # These fields need a stored answer, and none is stored.
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
@@ -24,20 +24,20 @@ _NAMES = {
 class ResponseRequest(Body):
     """The body of `POST /v1/responses`."""
 
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
@@ -58,6 +58,7 @@ def read_response_request(body: ResponseRequest) -> ChatRequest:
                 code="unsupported_parameter",
             )
     tools, choice = _read_tools(body)
+    tells_logprobs = "message.output_text.logprobs" in (body.include or ())
     fields = {
         **(body.model_extra or {}),
         "model": body.model,
@@ -70,8 +71,8 @@ def read_response_request(body: ResponseRequest) -> ChatRequest:
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "logprobs": "message.output_text.logprobs" in (body.include or ()) or None,
-        "top_logprobs": body.top_logprobs,
+        "logprobs": tells_logprobs or None,
+        "top_logprobs": body.top_logprobs if tells_logprobs else None,
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": (body.reasoning or {}).get("effort"),
         "verbosity": (body.text or {}).get("verbosity"),
@@ -120,7 +121,7 @@ def _read_input(body: ResponseRequest) -> list[dict[str, Any]]:
             known = "message, function_call, function_call_output or reasoning"
             raise _wrong(f"{where}.type", f"{known}: nothing else is known, and nothing is kept", kind)
         if thoughts and messages[-1]["role"] == "assistant":
-            messages[-1].setdefault("reasoning_content", thoughts)
+            messages[-1]["reasoning_content"] = messages[-1].get("reasoning_content", "") + thoughts
         thoughts = ""
     return messages
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton.openai._errors import OpenAIError, model_failed
+from pytriton.openai._formats.strict_json import make_decoder
 
 _MOST_CALLS = 128
 _SEPARATORS = " \t\r\n;,"
-_MISTRAL_NAME = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
+_MISTRAL_NAME = re.compile(r"([A-Za-z0-9_.-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")
+_decoder = make_decoder()
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,12 @@ class _Form:
 def _read_objects(text: str) -> list[Mapping[str, Any]]:
     """Return the calls of objects behind each other, or of an array of them."""
     calls: list[Mapping[str, Any]] = []
-    decoder, at = json.JSONDecoder(), 0
+    at = 0
     while at < len(text):
         if text[at] in _SEPARATORS:
             at += 1
             continue
-        value, at = decoder.raw_decode(text, at)
+        value, at = _decoder.raw_decode(text, at)
         for call in value if isinstance(value, list) else [value]:
             if not isinstance(call, dict) or not isinstance(call.get("name"), str):
                 raise ValueError("expected an object with a name")
@@ -49,15 +51,18 @@ def _read_mistral(text: str) -> list[Mapping[str, Any]]:
     if text.lstrip().startswith("["):
         return _read_objects(text)
     calls: list[Mapping[str, Any]] = []
-    decoder = json.JSONDecoder()
-    for part in filter(str.strip, text.split("[TOOL_CALLS]")):
-        at = 0
-        while part[at:].strip():
-            name = _MISTRAL_NAME.match(part, at)
-            if name is None:
-                raise ValueError("expected the name of a tool and an object")
-            arguments, at = decoder.raw_decode(part, name.end())
+    at = 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text.startswith("[TOOL_CALLS]", at):
+            at += len("[TOOL_CALLS]")
+        elif (name := _MISTRAL_NAME.match(text, at)) is not None:
+            # Read as JSON, whose texts may have the mark, too.
+            arguments, at = _decoder.raw_decode(text, name.end())
             calls.append({"name": name[1], "arguments": arguments})
+        else:
+            raise ValueError("expected the name of a tool and an object")
     return calls
 
 
@@ -72,56 +77,67 @@ TOOL_PARSERS: Mapping[str, _Form] = {
 def longest_begin(text: str, ends: Sequence[str]) -> int:
     """Return the start of the longest suffix of `text` with which one of `ends` begins."""
     longest = max(map(len, ends), default=1) - 1
-    places = range(max(0, len(text) - longest), len(text))
-    return next((at for at in places if any(end.startswith(text[at:]) for end in ends)), len(text))
+    tail = text[max(0, len(text) - longest) :]
+    found = next((at for at in range(len(tail)) if any(end.startswith(tail[at:]) for end in ends)), len(tail))
+    return len(text) - len(tail) + found
 
 
 class ToolText:
     """Takes the calls out of a text that comes in parts.
 
     It reports a complete call; text that only looks like a call stays text.
+
+    Args:
+        parser: The form of the calls.
+        tools: The names of the tools: an object alone is a call only of one of them.
     """
 
-    def __init__(self, parser: str) -> None:
+    def __init__(self, parser: str, tools: Collection[str]) -> None:
         self._form = TOOL_PARSERS[parser]
+        self._tools = tools
         self._held = ""
-        self._is_inside = False
+        self._begin: str | None = None  # what the call began with that is read
         self._has_text = False
+        self._tried = 0  # how far ends of the call were looked for
 
     def feed(self, text: str) -> tuple[str, list[Mapping[str, Any]]]:
         """Take the next part; return the text that is surely no call, and the complete calls."""
         self._held += text
+        return self._take(is_last=False)
+
+    def end(self) -> tuple[str, list[Mapping[str, Any]]]:
+        """Return what was held back, when no part follows."""
+        return self._take(is_last=True)
+
+    def _take(self, *, is_last: bool) -> tuple[str, list[Mapping[str, Any]]]:
         told = ""
         calls: list[Mapping[str, Any]] = []
         while True:
-            if not self._is_inside:
+            if self._begin is None:
                 told += self._before()
-            if not self._is_inside or self._form.end is None:
-                return told, calls
-            inside, end, rest = self._held.partition(self._form.end)
-            if not end:
-                return told, calls
-            self._is_inside, self._held = False, rest
-            more, found = self._read(inside, self._form.begin, end)
-            told += more
-            calls += found
-
-    def end(self) -> tuple[str, list[Mapping[str, Any]]]:
-        """Return the text that was held back, when no part follows."""
-        held, self._held = self._held, ""
-        if not self._is_inside:
-            return held if held.strip() or self._has_text else "", []
-        return self._read(held, "" if self._is_at_bare(held) else self._form.begin, "")
+            if self._begin is None or (found := self._inside(is_last=is_last)) is None:
+                break
+            told += found[0]
+            calls += found[1]
+        if is_last:
+            held, self._held = self._held, ""
+            if self._begin is not None:
+                found = self._rest(held, self._begin)
+                told += found[0]
+                calls += found[1]
+            elif held.strip() or self._has_text:
+                told += held
+        return told, calls
 
     def _before(self) -> str:
         """Return the text in front of the next call, and see whether that has begun."""
         form = self._form
-        if not self._has_text and self._is_at_bare(self._held):
-            self._is_inside = True
+        if not self._has_text and form.is_bare and self._held.lstrip()[:1] in ("{", "["):
+            self._begin = ""
             return ""
         text, begin, rest = self._held.partition(form.begin)
         if begin:
-            self._is_inside, self._held = True, rest
+            self._begin, self._held = begin, rest
             text = text.rstrip()
         else:
             # White space before a call does not count as text.
@@ -131,15 +147,54 @@ class ToolText:
         self._has_text = self._has_text or bool(text)
         return text
 
-    def _is_at_bare(self, text: str) -> bool:
-        return self._form.is_bare and text.lstrip()[:1] in ("{", "[")
-
-    def _read(self, inside: str, begin: str, end: str) -> tuple[str, list[Mapping[str, Any]]]:
+    def _inside(self, *, is_last: bool) -> tuple[str, list[Mapping[str, Any]]] | None:
+        """Return what a call is that has come to its end, and go behind it; None where it has not."""
+        end = self._form.end
+        if end is None:
+            return None
+        first = self._held.find(end)
+        at = self._held.find(end, self._tried)
+        while at >= 0:
+            self._tried = at + len(end)
+            if not _is_within_text(self._held[:at]):
+                break
+            at = self._held.find(end, self._tried)
+        if at < 0 and (first < 0 or not is_last):
+            return None
+        inside = self._held[:at] if at >= 0 else ""
         try:
-            return "", self._form.read(inside)
+            found = "", self._form.read(inside)
+        except (ValueError, RecursionError):
+            # The first end is that of something that is no call; what follows may have calls.
+            at, self._has_text = first, True
+            found = f"{self._begin}{self._held[:first]}{end}", []
+        self._held = self._held[at + len(end) :]
+        self._begin, self._tried = None, 0
+        return found
+
+    def _rest(self, inside: str, begin: str) -> tuple[str, list[Mapping[str, Any]]]:
+        """Return what a call is that goes on to the end of the text."""
+        try:
+            calls = self._form.read(inside)
+            if not begin:
+                for call in calls:
+                    if call["name"] not in self._tools or not {"arguments", "parameters"} & call.keys():
+                        raise ValueError("an object with a name, as an answer of JSON may be")
         except (ValueError, RecursionError):
             self._has_text = True
-            return begin + inside + end, []
+            return begin + inside, []
+        return "", calls
+
+
+def _is_within_text(text: str) -> bool:
+    """Return whether JSON is cut within a text of it."""
+    try:
+        _read_objects(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 @dataclass
@@ -160,7 +215,7 @@ class CallDeltas:
         if not text.strip():
             return []
         try:
-            value = json.loads(text)
+            value = _decoder.decode(text)
         except (ValueError, RecursionError) as error:
             raise self._failed(f"no JSON ({error})", text) from None
         return [self.make(call) for call in (value if isinstance(value, list) else [value])]

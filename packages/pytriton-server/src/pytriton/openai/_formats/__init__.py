@@ -1,0 +1,1 @@
+"""What texts are to be: JSON, a schema, calls of tools."""
