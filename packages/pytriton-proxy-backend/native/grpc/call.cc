@@ -15,8 +15,10 @@ constexpr std::string_view kInferPath = "/inference.GRPCInferenceService/ModelIn
 constexpr std::string_view kStreamInferPath = "/inference.GRPCInferenceService/ModelStreamInfer";
 constexpr std::string_view kContentType = "application/grpc";
 constexpr std::string_view kIdentity = "identity";
+constexpr std::string_view kBinary = "-bin";  // ends the names of headers whose values are base64
 constexpr std::string_view kEncodings = "identity, deflate, gzip";
-constexpr size_t kMostFieldsSize = 64 * 1024;
+// Header fields of a call, as gRPC's own servers have it.
+constexpr size_t kMostFieldsSize = 16 * 1024;
 // Memory below this is not counted: many messages are little, and most are such.
 constexpr uint64_t kSmall = 64 * 1024;
 // How many bytes may wait to be read by a client before they are counted.
@@ -83,6 +85,18 @@ class SlotAnswer : public Answer {
 bool IsForTransport(std::string_view name) {
   return name.empty() || name[0] == ':' || name == "te" || name == "content-type" || name == "grpc-timeout" ||
          name == "connection" || name == "host" || name == "content-length";
+}
+
+bool BeginsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
+
+// Whether Triton's own front end goes by a header field of a caller. Others do not go on, as they cost memory; and none that
+// gRPC may be unable to read, which it logs, and ends calls for.
+bool IsForTriton(std::string_view name, std::string_view value, bool is_any) {
+  if (name == "grpc-encoding") return value == kIdentity || value == "gzip" || value == "deflate";
+  if (BeginsWith(name, "grpc-")) return name == "grpc-accept-encoding";
+  if (name.size() > kBinary.size() && name.substr(name.size() - kBinary.size()) == kBinary) return false;
+  return BeginsWith(name, kRestrictedHeader) || name == "triton_grpc_error" || name == guard::kTraceHeader ||
+         name == "tracestate" || (is_any && !IsForTransport(name));
 }
 
 }  // namespace
@@ -169,19 +183,18 @@ Call::~Call() {
   if (unread_ > 0) service_->release(unread_);
 }
 
-bool Call::OnField(std::string_view name, std::string_view value) {
-  fields_size_ += name.size() + value.size() + 32;
-  if (fields_size_ > kMostFieldsSize) return false;
-  if (kind_ != Kind::kUnknown) return true;  // trailers of a client say nothing
+void Call::OnField(std::string_view name, std::string_view value) {
+  if (kind_ != Kind::kUnknown) return;  // trailers of a client say nothing
+  fields_size_ += name.size() + value.size() + kFieldOverhead;
+  if (fields_size_ > kMostFieldsSize) return;
   if (name == ":method") method_ = value;
   if (name == ":path") path_ = value;
   if (name == "content-type") content_type_ = value;
   if (name == "grpc-encoding") encoding_ = value;
   if (name == "grpc-timeout") timeout_ = value;
   if (!service_->restricted_header.empty() && name == service_->restricted_header) restricted_ = value;
-  if (service_->makes_spans && name == guard::kTraceHeader && guard::IsUnsampled(value)) return true;
-  if (!IsForTransport(name)) metadata_.emplace_back(name, value);
-  return true;
+  if (service_->makes_spans && name == guard::kTraceHeader && guard::IsUnsampled(value)) return;
+  if (IsForTriton(name, value, service_->forwards_headers)) metadata_.emplace_back(name, value);
 }
 
 void Call::OnHeadersEnd(bool is_end) {
@@ -191,6 +204,11 @@ void Call::OnHeadersEnd(bool is_end) {
 
 void Call::Route() {
   if (service_->on_call != nullptr) service_->on_call();
+  if (fields_size_ > kMostFieldsSize) {
+    return Refuse({Code::kResourceExhausted, "The header fields of the call have " + std::to_string(fields_size_) +
+                                                 " bytes, as HTTP/2 counts them, and a server of gRPC takes " +
+                                                 std::to_string(kMostFieldsSize) + "."});
+  }
   if (method_ != "POST") return FinishWithHttp("405");
   if (content_type_.compare(0, kContentType.size(), kContentType) != 0) return FinishWithHttp("415");
   if (const auto timeout = ParseTimeout(timeout_)) {
@@ -677,9 +695,8 @@ void ClientConnection::OnHeadersBegin(int32_t stream) {
   if (call == nullptr) call = std::make_shared<Call>(service_, self(), stream);
 }
 
-bool ClientConnection::OnField(int32_t stream, std::string_view name, std::string_view value) {
-  const auto call = Find(stream);
-  return call == nullptr || call->OnField(name, value);
+void ClientConnection::OnField(int32_t stream, std::string_view name, std::string_view value) {
+  if (const auto call = Find(stream)) call->OnField(name, value);
 }
 
 void ClientConnection::OnHeadersEnd(int32_t stream, bool is_end) {

@@ -29,13 +29,17 @@ struct ConnectionLimits {
   std::chrono::milliseconds max_age_grace{0};
 };
 
+// What the names of headers begin with that Triton's option --grpc-restricted-protocol asks for.
+constexpr std::string_view kRestrictedHeader = "triton-grpc-protocol-";
+
 // What all calls have in common. Made once, before the first connection.
 struct Service {
   // Where the requests go; null before the server is made, and from its end on.
   std::atomic<TRITONSERVER_Server*> server{nullptr};
   // Everything is left to Triton's own front end, as for traces, with a call of ours before it that never cancels.
   std::atomic<bool> forwards_all{false};
-  bool makes_spans = false;  // that front end; see ../guard/trace_flag.h
+  bool forwards_headers = false;  // any of them, for the option --grpc-header-forward-pattern
+  bool makes_spans = false;       // Triton's own front end; see ../guard/trace_flag.h
   std::shared_mutex server_mutex;  // shared by who hands a request to it
   Inner* inner = nullptr;
   ForwardedRequests* forwarded = nullptr;
@@ -98,7 +102,7 @@ class Call : public std::enable_shared_from_this<Call> {
   Call(Service* service, std::shared_ptr<ClientConnection> connection, int32_t stream);
   ~Call();
 
-  bool OnField(std::string_view name, std::string_view value);
+  void OnField(std::string_view name, std::string_view value);
   void OnHeadersEnd(bool is_end);
   void OnData(const char* data, size_t size);
   void OnEndOfStream();
@@ -196,7 +200,7 @@ class ClientConnection : public Http2Connection {
 
  protected:
   void OnHeadersBegin(int32_t stream) override;
-  bool OnField(int32_t stream, std::string_view name, std::string_view value) override;
+  void OnField(int32_t stream, std::string_view name, std::string_view value) override;
   void OnHeadersEnd(int32_t stream, bool is_end) override;
   void OnData(int32_t stream, const char* data, size_t size) override;
   void OnEndOfStream(int32_t stream) override;

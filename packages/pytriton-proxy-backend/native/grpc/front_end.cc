@@ -14,7 +14,6 @@ namespace pytriton::grpc {
 
 namespace {
 
-constexpr char kProtocolHeader[] = "triton-grpc-protocol-";
 // As Triton's own, which has no such answer after two hours of silence; TCP asks after a minute here.
 constexpr int kKeepaliveTimeoutMs = 20'000;
 constexpr auto kRolePause = std::chrono::milliseconds(20);
@@ -147,11 +146,12 @@ FrontEnd* FrontEnd::Make(int argc, char** argv, const Surroundings& surroundings
     if (colon == std::string::npos || equals == std::string::npos) continue;  // the server says what is wrong
     const std::string groups = "," + text.substr(0, colon) + ",";
     if (groups.find(",inference,") == std::string::npos) continue;
-    made->service_.restricted_header = kProtocolHeader + text.substr(colon + 1, equals - colon - 1);
+    made->service_.restricted_header = std::string(kRestrictedHeader) + text.substr(colon + 1, equals - colon - 1);
     made->service_.restricted_value = text.substr(equals + 1);
   }
   const std::string compression = arguments.Last("--grpc-infer-response-compression-level");
-  bool forwards_all = !arguments.Last("--grpc-header-forward-pattern").empty() || (!compression.empty() && compression != "none");
+  made->service_.forwards_headers = !arguments.Last("--grpc-header-forward-pattern").empty();
+  bool forwards_all = made->service_.forwards_headers || (!compression.empty() && compression != "none");
   for (int i = 1; i < argc; ++i) forwards_all = forwards_all || std::strncmp(argv[i], "--trace-", 8) == 0;
   made->service_.forwards_all = forwards_all;
   made->service_.max_message_bytes = std::min<size_t>(max_message_bytes, INT32_MAX);
@@ -160,6 +160,9 @@ FrontEnd* FrontEnd::Make(int argc, char** argv, const Surroundings& surroundings
                            arguments.IsTrue("--grpc-keepalive-permit-without-calls"),
                            arguments.Milliseconds("--grpc-max-connection-age"),
                            arguments.Milliseconds("--grpc-max-connection-age-grace")};
+  // The connection to Triton's own front end lives as long as that does: its end would be the server's.
+  arguments.Replace("--grpc-max-connection-age", "--grpc-max-connection-age", "0");
+  arguments.Replace("--grpc-keepalive-time", "--grpc-keepalive-time", "7200000");
   made->surroundings_ = surroundings;
   // The server encrypts wherever the second of them is there, whatever it says.
   if (arguments.IsTrue(use_tls) || !arguments.All(use_mutual).empty()) {

@@ -63,6 +63,13 @@ void Body::Add(std::string_view text) {
   Add(std::move(chunk));
 }
 
+void Body::Add(std::string&& text) {
+  if (text.empty()) return;
+  const auto owner = std::make_shared<std::string>(std::move(text));
+  size += owner->size();
+  pieces.push_back({std::shared_ptr<char[]>(owner, owner->data()), owner->data(), owner->size()});
+}
+
 // What nghttp2 calls. The connection is its user pointer.
 struct Callbacks {
   static int OnBeginHeaders(nghttp2::Session*, const nghttp2::Frame* frame, void* user) {
@@ -72,9 +79,9 @@ struct Callbacks {
 
   static int OnHeader(nghttp2::Session*, const nghttp2::Frame* frame, const uint8_t* name, size_t name_size,
                       const uint8_t* value, size_t value_size, uint8_t, void* user) {
-    const bool is_taken = Of(user)->OnField(frame->header.stream_id, {reinterpret_cast<const char*>(name), name_size},
-                                            {reinterpret_cast<const char*>(value), value_size});
-    return is_taken ? 0 : nghttp2::kErrorTemporaryCallback;
+    Of(user)->OnField(frame->header.stream_id, {reinterpret_cast<const char*>(name), name_size},
+                      {reinterpret_cast<const char*>(value), value_size});
+    return 0;
   }
 
   static int OnFrame(nghttp2::Session*, const nghttp2::Frame* frame, void* user) {

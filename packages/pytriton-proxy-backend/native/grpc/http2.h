@@ -20,6 +20,9 @@ namespace pytriton::grpc {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
+// What HTTP/2 adds to the name and the value of each field where it counts them.
+constexpr size_t kFieldOverhead = 32;
+
 // Bytes to be sent, which may be shared with others that send the rest of them.
 struct Piece {
   std::shared_ptr<char[]> owner;
@@ -31,6 +34,7 @@ struct Piece {
 struct Body {
   void Add(Chunk chunk);
   void Add(std::string_view text);
+  void Add(std::string&& text);
   void Clear();
   // Tells the backlog of its stream, where that has one, how much waits.
   void Note();
@@ -70,8 +74,7 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
 
   // What the other side does. Called with the lock; what has to happen without it waits for `AfterRead`.
   virtual void OnHeadersBegin(int32_t stream) = 0;
-  // False: too much of it, the stream is reset.
-  virtual bool OnField(int32_t stream, std::string_view name, std::string_view value) = 0;
+  virtual void OnField(int32_t stream, std::string_view name, std::string_view value) = 0;
   virtual void OnHeadersEnd(int32_t stream, bool is_end) = 0;
   virtual void OnData(int32_t stream, const char* data, size_t size) = 0;
   virtual void OnEndOfStream(int32_t stream) = 0;

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "framing.h"
+
 namespace pytriton::grpc {
 
 namespace {
@@ -17,6 +19,8 @@ namespace {
 constexpr int32_t kMostStream = 0x3fffffff;
 constexpr int32_t kWindow = 0x7fffffff;
 constexpr int kConnectTimeoutMs = 10'000;
+// Header fields of which gRPC takes every call; it refuses some with more, and all with twice as much.
+constexpr size_t kMostFieldsSize = 8 * 1024;
 
 std::string NameOf(int fd, bool is_peer) {
   sockaddr_storage address{};
@@ -42,8 +46,14 @@ std::string NameOf(int fd, bool is_peer) {
          std::string(reinterpret_cast<const char*>(&port), sizeof(port));
 }
 
-Fields Failed(const std::string& text) {
-  return {{"grpc-status", std::to_string(static_cast<int>(Code::kUnavailable))}, {"grpc-message", text}};
+Fields Failed(const std::string& text, Code code = Code::kUnavailable) {
+  return {{"grpc-status", std::to_string(static_cast<int>(code))}, {"grpc-message", PercentEncode(text)}};
+}
+
+size_t SizeOf(const Fields& fields) {
+  size_t size = 0;
+  for (const auto& [name, value] : fields) size += name.size() + value.size() + kFieldOverhead;
+  return size;
 }
 
 }  // namespace
@@ -60,19 +70,13 @@ class InnerConnection : public Http2Connection {
 
   bool takes_calls() const { return takes_calls_ && !is_closed(); }
 
-  // False where this connection takes no more.
-  bool Call(ForwardedCall* call, const std::shared_ptr<Answer>& answer) {
+  // False where this connection takes no more; the body is left then.
+  bool Call(const Fields& fields, std::string* body, const std::shared_ptr<Answer>& answer) {
     auto lock = Lock();
     if (!takes_calls()) return false;
-    Fields fields = {{":method", "POST"},
-                     {":scheme", "http"},
-                     {":path", call->path},
-                     {":authority", "localhost"},
-                     {"te", "trailers"},
-                     {"content-type", "application/grpc"}};
-    fields.insert(fields.end(), std::make_move_iterator(call->metadata.begin()),
-                  std::make_move_iterator(call->metadata.end()));
-    const auto values = NameValues(fields);
+    auto values = NameValues(fields);
+    // Left out of the table of HPACK: no call changes how those after it are read.
+    for (auto& value : values) value.flags = nghttp2::kNoIndex;
     const auto provider = Provider();
     const int32_t stream = api_->submit_request(session_, nullptr, values.data(), values.size(), &provider, nullptr);
     if (stream < 0) {
@@ -81,7 +85,7 @@ class InnerConnection : public Http2Connection {
     }
     if (stream > kMostStream) takes_calls_ = false;
     Stream& made = streams_[stream];
-    made.body.Add(call->body);
+    made.body.Add(std::move(*body));
     made.body.is_ended = true;
     made.answer = answer;
     Flush(&lock);
@@ -90,10 +94,7 @@ class InnerConnection : public Http2Connection {
 
  protected:
   void OnHeadersBegin(int32_t) override { fields_.clear(); }
-  bool OnField(int32_t, std::string_view name, std::string_view value) override {
-    fields_.emplace_back(name, value);
-    return true;
-  }
+  void OnField(int32_t, std::string_view name, std::string_view value) override { fields_.emplace_back(name, value); }
   void OnHeadersEnd(int32_t stream, bool is_end) override {
     const auto found = streams_.find(stream);
     if (found == streams_.end()) return;
@@ -195,6 +196,20 @@ std::shared_ptr<InnerConnection> Inner::Connect(std::string* error) {
 
 void Inner::Call(ForwardedCall call, std::shared_ptr<Answer> answer) {
   constexpr int kTries = 3;
+  Fields fields = {{":method", "POST"},
+                   {":scheme", "http"},
+                   {":path", std::move(call.path)},
+                   {":authority", "localhost"},
+                   {"te", "trailers"},
+                   {"content-type", "application/grpc"}};
+  fields.insert(fields.end(), std::make_move_iterator(call.metadata.begin()),
+                std::make_move_iterator(call.metadata.end()));
+  if (const size_t size = SizeOf(fields); size > kMostFieldsSize) {
+    return answer->OnEnd(Failed("The header fields of the call that are for Triton have " + std::to_string(size) +
+                                    " bytes, as HTTP/2 counts them, and its front end for gRPC takes " +
+                                    std::to_string(kMostFieldsSize) + ".",
+                                Code::kResourceExhausted));
+  }
   std::string error = "it takes no calls";
   for (int i = 0; i < kTries; ++i) {
     std::shared_ptr<InnerConnection> connection;
@@ -203,7 +218,7 @@ void Inner::Call(ForwardedCall call, std::shared_ptr<Answer> answer) {
       if (connection_ == nullptr || !connection_->takes_calls()) connection_ = Connect(&error);
       connection = connection_;
     }
-    if (connection != nullptr && connection->Call(&call, answer)) return;
+    if (connection != nullptr && connection->Call(fields, &call.body, answer)) return;
   }
   answer->OnEnd(Failed("Triton's front end for gRPC cannot be reached: " + error));
 }

@@ -1,5 +1,6 @@
 // The connection to Triton's own front end, over which calls go on that it alone can answer. Nothing that a client does
-// is seen there: each call is whole when it begins, has no deadline, and is never cancelled.
+// is seen there: each call is whole when it begins, has no deadline, and is never cancelled. The connection must not end while
+// it has calls: each of them is cancelled by that, and Triton's handlers lock the mutex of a call which is then gone.
 #pragma once
 
 #include <sys/socket.h>

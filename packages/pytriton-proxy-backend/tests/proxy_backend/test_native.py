@@ -295,6 +295,15 @@ def test_clock_of_the_front_end_for_grpc(
     run_program(compile_native("grpc_loop.cc", ["../grpc/loop.cc"], sanitizer))
 
 
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_connection_to_the_front_end_of_triton(
+    sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    sources = [f"../grpc/{name}.cc" for name in ("inner", "http2", "loop", "nghttp2", "tls", "framing")]
+    sources.append("../guard/answers/stream_backlog.cc")
+    run_program(compile_native("grpc_inner.cc", sources, sanitizer))
+
+
 @pytest.mark.parametrize("name", ["frames", "garbage", "writers", "readers"])
 def test_guard_of_a_replaced_server(
     name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
