@@ -111,6 +111,17 @@ def test_a_check_says_when_models_sleep(folder: Path) -> None:
     assert "softmax cannot have sleep, because a thread of the server's process serves it" in done.stderr
 
 
+def test_a_check_says_how_many_processes_there_are(folder: Path) -> None:
+    done = run(folder, "--check", "--workers=4", "--min-workers=2", "--sleep=parent")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].endswith("2 to 4 processes, wakes from a parent")
+    (folder / "serve.toml").write_text("workers = 3\nmin_workers = 3\n[models.softmax]\nmin_workers = 1\n")
+    assert "1 to 3 processes" in run(folder, "--check", "--config=serve.toml").stdout
+    done = run(folder, "--check", "--workers=1", "--min-workers=2")
+    assert done.returncode == 1
+    assert "softmax has --workers 1, fewer than the 2 of --min-workers, which run at least" in done.stderr
+
+
 def test_a_check_of_a_memory_budget(folder: Path) -> None:
     done = run(folder, "--check", "--workers=1", "--memory-budget=1GiB", "--min-awake=1")
     assert (done.returncode, done.stderr) == (0, "")
@@ -156,6 +167,13 @@ def test_a_check_of_a_memory_budget(folder: Path) -> None:
             "models.softmax.pinned: expected false for a model with starts_asleep: what is pinned never sleeps",
         ),
         (APP, "workers = 0\nidle = '5m'\n", "softmax cannot sleep when it is idle, because a thread of the server's"),
+        (
+            APP,
+            "min_workers = 1\n",
+            "softmax cannot get more or fewer workers, because a thread of the server's process",
+        ),
+        (APP, "min_workers = 0\n", "serve.toml: min_workers: expected an integer from 1 to 1024; got 0"),
+        (APP, "[models.softmax]\nmin_workers = 0\n", "models.softmax.min_workers: expected an integer of at least 1"),
         (APP, "min_awake = -1\n", "serve.toml: min_awake: expected an integer of at least 0; got -1"),
         (APP, "memory_budget = 7\n", "serve.toml: memory_budget: expected text; got 7"),
         (APP, "workers = 1\nmemory_budget = '8MiB'\n", "of at least 16 MiB, which a worker process takes by itself"),

@@ -65,6 +65,25 @@ def make(
     return infer
 
 
+def make_slow(seconds: float = 0.05, *, marker: str | None = None, mebibytes: int = 0) -> Callable[..., Any]:
+    """Return the process and the double of a value, one request at a time.
+
+    Args:
+        seconds: How long that takes.
+        marker: A file; while it is there, the factory kills its process.
+        mebibytes: How much memory the weights take.
+    """
+    if marker is not None and os.path.exists(marker):
+        os.kill(os.getpid(), signal.SIGKILL)
+    weights = np.full(max(1, mebibytes << 18), 2, np.float32)
+
+    def infer(requests: Any) -> list[dict[str, Any]]:
+        time.sleep(seconds * len(requests))
+        return [{"y": np.array([[os.getpid(), each["x"].flat[0] * weights[-1]]], np.float32)} for each in requests]
+
+    return infer
+
+
 GROW, WAIT = -8.0, -9.0
 
 

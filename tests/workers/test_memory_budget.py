@@ -465,6 +465,21 @@ def test_sizes_of_memory(text: Any, size: int) -> None:
     assert read_size(text) == size
 
 
+def test_a_budget_wins_over_one_more_process_of_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    with serving("250MiB") as triton:
+        growing = ProcessWorker(
+            process_models.make_slow, kwargs={"mebibytes": 60}, copies=3, min_copies=1, grow_queue_s=0.01
+        )
+        triton.bind("m", growing, X, Y)
+        told = "Model 'm' (version 1) stays with 2 of 3 worker processes, as the memory budget has no room for one"
+        with ThreadPoolExecutor(8) as callers:
+            while told not in caplog.text:
+                for answer in callers.map(lambda value: infer(triton.http_url, "m", value), map(float, range(32))):
+                    assert isinstance(answer, list), answer
+        assert len(worker_processes()) == 2
+        assert used_bytes() < 250 * MIB
+
+
 def test_what_models_under_a_budget_take_is_to_be_seen() -> None:
     config = local_config(allow_metrics=True, metrics_port=0, metrics_address="127.0.0.1")
     with short_home(), running(Triton(config=config, memory_budget="150MiB")) as triton:
@@ -501,6 +516,6 @@ def test_what_models_under_a_budget_take_is_to_be_seen() -> None:
              f"--access-token={triton.get_access_token()}"],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-        assert re.search(r"^a +READY .* [\d.]+ MiB +\d+ (s|min) ago +1 x \S+ s  ", listed, re.MULTILINE), listed
-        assert re.search(r"^b +ASLEEP .* - +\d+ (s|min) ago +-  ", listed, re.MULTILINE), listed
-        assert re.search(r"^thread +READY .* - +- +-  ", listed, re.MULTILINE), listed
+        assert re.search(r"^a +READY .* 1 of 1 +[\d.]+ MiB +\d+ (s|min) ago +1 x \S+ s  ", listed, re.MULTILINE), listed
+        assert re.search(r"^b +ASLEEP .* 0 of 1 +- +\d+ (s|min) ago +-  ", listed, re.MULTILINE), listed
+        assert re.search(r"^thread +READY .* - +- +- +-  ", listed, re.MULTILINE), listed

@@ -16,7 +16,7 @@ from pytriton.proxy_backend.process.budget import size_text
 from pytriton.server.control.http import Control, ControlError, VersionState, fetch
 
 _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
-_USE = ("MEMORY", "USED", "WOKEN")
+_USE = ("WORKERS", "MEMORY", "USED", "WOKEN")
 _NUMBERS = ("OK", "FAILED", "AVERAGE", *_USE)
 _UNKNOWN = "-"
 NOT_READY = "NOT READY"
@@ -90,6 +90,10 @@ class ModelUse:
     wake_ups: float = 0
     wake_s: float = 0.0
     """How long all wake-ups took together, in seconds."""
+    workers: int = 0
+    """How many of its worker processes do not sleep."""
+    most_workers: int = 0
+    """How many it may have."""
 
     def take(self, name: str, value: float) -> None:
         """Take a sample of a page of metrics."""
@@ -256,6 +260,9 @@ def read_sleep(host: str, port: int) -> tuple[frozenset[tuple[str, int]], dict[s
     uses: dict[str, ModelUse] = {}
     for metric, name, value in _USES.findall(text):
         uses.setdefault(name, ModelUse()).take(metric, float(value))
+    for name, _, value in found:
+        if (use := uses.get(name)) is not None:
+            use.workers, use.most_workers = use.workers + (float(value) == 0), use.most_workers + 1
     return frozenset((name, int(version)) for name, version, _ in found) - awake, uses
 
 
@@ -303,8 +310,11 @@ def _row(model: ListedModel) -> tuple[str, ...]:
     )
 
 
-def _use_cells(use: ModelUse | None, now: float) -> tuple[str, str, str]:
-    return (_UNKNOWN,) * 3 if use is None else (use.memory, use.used(now), use.woken)
+def _use_cells(use: ModelUse | None, now: float) -> tuple[str, ...]:
+    if use is None:
+        return (_UNKNOWN,) * len(_USE)
+    workers = f"{use.workers} of {use.most_workers}" if use.most_workers else _UNKNOWN
+    return (workers, use.memory, use.used(now), use.woken)
 
 
 def _as_json(model: ListedModel) -> dict[str, Any]:
@@ -334,6 +344,8 @@ def _as_json(model: ListedModel) -> dict[str, Any]:
             "last_used": model.use.last_used,
             "wake_ups": int(model.use.wake_ups),
             "wake_s": model.use.wake_s,
+            "workers": model.use.workers,
+            "most_workers": model.use.most_workers,
         },
     }
 

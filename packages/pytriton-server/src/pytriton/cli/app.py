@@ -188,6 +188,14 @@ def serve(
             help="How many processes serve each model, each with its own copy; by default a thread of this one does.",
         ),
     ] = 0,
+    min_workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Begin with so many of --workers, add one while requests wait in the queue, and end those again that "
+            "are not needed.",
+        ),
+    ] = None,
     idle: Annotated[
         str | None,
         typer.Option(
@@ -221,8 +229,8 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
-            "workers, idle, sleep, starts_asleep, pinned, golden and fields of ModelConfig. What is typed here counts "
-            "more.",
+            "workers, min_workers, idle, sleep, starts_asleep, pinned, golden and fields of ModelConfig. What is "
+            "typed here counts more.",
         ),
     ] = None,
     reload: Annotated[

@@ -23,7 +23,7 @@ _OF_CODE = ("batching", "decoupled")
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
 # What the file says of a model beside fields of its configuration.
-_OF_SERVE = ("workers", "idle", "sleep", "starts_asleep", "pinned", "golden")
+_OF_SERVE = ("workers", "min_workers", "idle", "sleep", "starts_asleep", "pinned", "golden")
 
 
 class ConfigFileError(Exception):
@@ -38,8 +38,8 @@ class ConfigFile:
         path: The file.
         options: Options of the command, by the names of its parameters.
         server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, `idle`, `sleep`, `starts_asleep`, `pinned`, `golden`, and fields of
-            `ModelConfig`.
+        models: By the name of the model: `workers`, `min_workers`, `idle`, `sleep`, `starts_asleep`, `pinned`,
+            `golden`, and fields of `ModelConfig`.
     """
 
     path: Path
@@ -51,6 +51,11 @@ class ConfigFile:
         """Return how many processes serve a model."""
         workers: int = self.models.get(model, {}).get("workers", default)
         return workers
+
+    def min_workers(self, model: str, default: int | None) -> int | None:
+        """Return how many processes of a model run at least; None is all."""
+        fewest: int | None = self.models.get(model, {}).get("min_workers", default)
+        return fewest
 
     def idle_timeout_s(self, model: str, default: str | None) -> float | None:
         """Return after how many seconds without a request a model sleeps; None is never."""
@@ -198,8 +203,10 @@ def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
             _check_type(path, f"{key}.{name}", told[name], bool)
     if told.get("pinned") and (given := "idle" if "idle" in told else "starts_asleep" * told.get("starts_asleep", 0)):
         _refuse(path, f"{key}.pinned", f"false for a model with {given}: what is pinned never sleeps", told["pinned"])
-    if "workers" in told and (not isinstance(told["workers"], int) or told["workers"] is True or told["workers"] < 0):
-        _refuse(path, f"{key}.workers", "an integer of at least 0", told["workers"])
+    for name, least in (("workers", 0), ("min_workers", 1)):
+        number = told.get(name, least)
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            _refuse(path, f"{key}.{name}", f"an integer of at least {least}", number)
     return {name: _read_value(path, f"{key}.{name}", name, value) for name, value in told.items()}
 
 

@@ -26,7 +26,7 @@ from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.settings import read_duration
 from pytriton.proxy_backend.system.escapes import is_terminal
 from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
-from pytriton.server.models.process_workers import PROCESS, SLEEPS
+from pytriton.server.models.process_workers import MAX_COPIES, PROCESS, SLEEPS
 from pytriton.triton import ProcessWorker, Triton
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 _TELL_OF_START = ("pytriton.tritonserver", "pytriton.proxy_backend", "pytriton.server", "pytriton.triton")
 _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
 # A file may have these options, too; ports are fields of `TritonConfig`.
-_IN_FILE = {
+_IN_FILE: Mapping[str, type | range] = {
     "workers": int,
+    "min_workers": range(1, MAX_COPIES + 1),
     "idle": str,
     "sleep": str,
     "memory_budget": str,
@@ -52,6 +53,7 @@ _OF_OPTIONS = [field.name for field in dataclasses.fields(ServerOptions) if fiel
 _TOLD = (UserCodeError, ConfigFileError)
 _OF_SERVER = (
     "workers",
+    "min_workers",
     "idle",
     "sleep",
     "memory_budget",
@@ -158,6 +160,7 @@ class _Served:
         self._workers: int = values["workers"]
         self._idle: str | None = values["idle"]
         self._sleep: str | None = values["sleep"]
+        self._min_workers: int | None = values["min_workers"]
         self._file = file
         # The models by name: where they are defined, and the arguments of `bind`.
         self._models: dict[str, dict[str, Any]] = {}
@@ -239,8 +242,9 @@ class _Served:
                 "starts_asleep": self._file.starts_asleep(signature.name),
                 "pinned": self._file.is_pinned(signature.name),
                 "golden": self._file.golden(signature.name),
+                "min_workers": self._file.min_workers(signature.name, self._min_workers),
             }
-            given = next((name for name, value in options.items() if value not in (False, PROCESS)), None)
+            given = next((name for name, value in options.items() if value not in (False, None, PROCESS)), None)
             if given is not None and not workers:
                 raise UserCodeError(
                     f"{signature.name} cannot have {given}, because a thread of the server's process serves it, which "
@@ -248,6 +252,12 @@ class _Served:
                     "with --workers 1"
                 )
             options["idle_timeout_s"] = idle_timeout_s
+            options["min_copies"] = fewest = options.pop("min_workers")
+            if fewest is not None and fewest > workers:
+                raise UserCodeError(
+                    f"{signature.name} has --workers {workers}, fewer than the {fewest} of --min-workers, which run at "
+                    "least: raise --workers, or lower --min-workers"
+                )
             models[signature.name] = {
                 # Given by its place, because worker processes find an object by that.
                 "infer_func": ProcessWorker(place, copies=workers, **options) if workers else model,

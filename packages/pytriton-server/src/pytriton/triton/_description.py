@@ -25,7 +25,7 @@ class ModelDescription:
     threads: int
     """How many threads of this process serve it."""
     processes: int
-    """How many other processes serve it."""
+    """How many other processes serve it, the most where their number changes."""
     is_ready: bool | None
     """Whether a worker can answer; None while the server does not run."""
     is_asleep: bool = False
@@ -47,6 +47,10 @@ class ModelDescription:
     """The time within which 95 of 100 were."""
     is_pinned: bool = False
     """Whether its workers run on although another model needs their memory."""
+    min_processes: int | None = None
+    """How many of `processes` run at least; None where all do."""
+    running_processes: int | None = None
+    """How many of them serve it now; None where their number stays, and while the server does not run."""
 
     @property
     def inputs(self) -> str:
@@ -72,7 +76,8 @@ class ModelDescription:
         facts += [f"max_batch_size={config.max_batch_size}"] if config.batching else []
         facts += ["decoupled"] if config.decoupled else []
         facts += [_counted(self.threads, "thread")] if self.threads else []
-        facts += [_counted(self.processes, "process", "es")] if self.processes else []
+        fewest = "" if self.min_processes is None else f"{self.min_processes} to "
+        facts += [fewest + _counted(self.processes, "process", "es")] if self.processes else []
         facts += [f"sleeps after {self.idle_timeout_s:g} s"] if self.idle_timeout_s is not None else []
         facts += ["wakes from a parent"] if self.has_parent else []
         facts += ["pinned"] if self.is_pinned else []
@@ -81,6 +86,8 @@ class ModelDescription:
     def __str__(self) -> str:
         state = [] if self.is_ready is None else ["ready" if self.is_ready else "not attached"]
         state = ["asleep"] if self.is_asleep else state
+        if self.running_processes and not self.is_asleep:
+            state.append(f"{self.running_processes} running")
         if self.memory_bytes and not self.is_asleep:
             state.append(size_text(self.memory_bytes))
         if self.wake_ups:
@@ -132,6 +139,7 @@ def describe_triton(
 def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescription:
     """Describe a model of a server that runs or does not."""
     facts = model.read_sleep() if is_running else None
+    scaling, limits = None if facts is None else facts.scaling, model.definition.scaling
     quantiles_s = None if facts is None else facts.wake_quantiles_s
     return ModelDescription(
         model.name,
@@ -149,6 +157,8 @@ def describe_model(model: WorkerService, *, is_running: bool) -> ModelDescriptio
         wake_p50_s=None if quantiles_s is None else quantiles_s[0],
         wake_p95_s=None if quantiles_s is None else quantiles_s[1],
         is_pinned=model.definition.is_pinned,
+        min_processes=None if limits is None else limits.fewest,
+        running_processes=None if scaling is None else scaling.running,
     )
 
 

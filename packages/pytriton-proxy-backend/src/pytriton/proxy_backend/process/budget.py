@@ -265,6 +265,24 @@ class MemoryBudget:
             self._charge(account)
             self._changed.notify_all()
 
+    def grow(self, account: Account, share: float, start: Callable[[], None]) -> bool:
+        """Start one more process of a model, if there is room without anybody's sleep; return whether it was started.
+
+        Args:
+            account: The model.
+            share: How much it takes, as a part of what the model takes now.
+            start: Starts it.
+        """
+        with self._changed:
+            size = self._charge(account)
+            if self.limit_bytes is not None:
+                taken = sum(map(self._charge, self._accounts))
+                if self._waiting or taken + size * share > self.limit_bytes:
+                    return False
+            start()
+            account.size = int(size * (1 + share))
+            return True
+
     def use(self, account: Account) -> None:
         """Note that somebody calls a model."""
         account.last_used = time.monotonic()

@@ -16,6 +16,7 @@ from ..system.threads import keep_on
 from ..transport.activity import ask_activity
 from ..worker.placeholder import CannotSleepError, Placeholder
 from .budget import Account, MemoryBudget, NoRoomError, size_text
+from .scaling import LOOK_S, Scaling
 from .worker_process import WorkerProcess
 
 __all__ = ["Sleep", "SleepState", "are_up"]
@@ -49,7 +50,7 @@ class SleepState(enum.Enum):
 
 
 class Sleep:
-    """Puts the worker processes of one model to sleep, all at once, and wakes them all.
+    """Puts the worker processes of one model to sleep, all at once, and wakes them all, or as many as run at least.
 
     States: AWAKE --no request for `idle_timeout_s`, or another model needs their memory--> ASLEEP --a request waits-->
     WAKING --one is attached--> AWAKE; WAKING --the memory budget has no room--> ASLEEP
@@ -68,6 +69,7 @@ class Sleep:
         account: Account | None = None,
         *,
         instance: str | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         """Prepare it; nothing happens before `start`.
 
@@ -79,6 +81,7 @@ class Sleep:
             budget: Where they get their memory; `None` is without a limit.
             account: They themselves, as the budget sees them; its `ask_to_sleep` is set here.
             instance: The instance of a `model.py` that sleeps by itself; `None` where the model sleeps as a whole.
+            scaling: How many of them run while the model is awake; `None` is all.
         """
         self._model = model
         self._endpoint = endpoint
@@ -92,6 +95,7 @@ class Sleep:
         if instance is not None:
             self._label = f"Instance {instance!r} of model {model.name!r} (version {model.version})"
             self._attach_setting = "the parameter PYTRITON_ATTACH_TIMEOUT_S of its config.pbtxt"
+        self._scaling = scaling
         self._workers: list[WorkerProcess] = []
         self._placeholder: Placeholder | None = None
         # Guards the placeholder: one that is made is stopped, or is not used.
@@ -110,8 +114,8 @@ class Sleep:
     def add(self, worker: WorkerProcess) -> None:
         """Put one more worker to sleep with the others, and wake it with them. Before `start`."""
         worker.is_asleep = bool(worker.is_asleep)
-        self.state = SleepState.ASLEEP if worker.is_asleep else self.state
         self._workers.append(worker)
+        self.state = SleepState.ASLEEP if all(each.is_asleep for each in self._workers) else SleepState.AWAKE
 
     def start(self) -> None:
         """Begin to look whether anybody calls the model."""
@@ -146,7 +150,7 @@ class Sleep:
 
     def _run(self) -> None:
         if self.state is SleepState.AWAKE:
-            while any(worker.is_alive and not worker.is_warm for worker in self._workers):
+            while any(not worker.is_warm for worker in self._awake):
                 if self._stopping.wait(_STARTING_S):
                     return
             self._arrive(woken=False)
@@ -184,8 +188,7 @@ class Sleep:
         finally:
             if not self._stopping.is_set() and not sleeps_on:
                 # Whatever has happened, nobody else would wake them.
-                for worker in self._workers:
-                    worker.wake()
+                self._rouse()
             placeholder.release()
             if not sleeps_on:
                 self._arrive(woken=True)
@@ -193,8 +196,9 @@ class Sleep:
             with self._lock:
                 self._placeholder = None
         if not can_sleep:
-            self._account.ask_to_sleep = None
-            self._stopping.wait()
+            self._account.ask_to_sleep = self._idle_timeout_s = None
+            if self._scaling is None:
+                self._stopping.wait()
         return _sleep_on if sleeps_on else None
 
     def _arrive(self, *, woken: bool) -> None:
@@ -214,6 +218,8 @@ class Sleep:
         if self._budget.limit_bytes is not None:
             # Who was used least recently has to be known better than that.
             pause_s = min(pause_s, _USE_S)
+        if self._scaling is not None:
+            pause_s = min(pause_s, LOOK_S)
         while not self._stopping.is_set():
             self._nudged.wait(pause_s)
             self._nudged.clear()
@@ -225,6 +231,8 @@ class Sleep:
                 self._end_workers()
                 return _sleep_on
             activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S) if self._is_served else None
+            if self._scaling is not None:
+                self._scaling.look(self._workers, activity, self._start_one)
             if activity is None or activity.in_flight or activity.taken != taken:
                 if activity is not None and taken is not None:
                     self._budget.use(self._account)
@@ -240,14 +248,32 @@ class Sleep:
                 self._budget.stay(self._account)
         return None
 
+    def _start_one(self, worker: WorkerProcess, running: int) -> bool:
+        """Wake one worker beside those that run, if there is memory for it; return whether it was woken."""
+        return self._budget.grow(self._account, 1 / max(1, running), worker.wake)
+
+    def _rouse(self) -> None:
+        """Wake the workers, or as many as run at least."""
+        if self._scaling is not None:
+            self._scaling.rouse(self._workers)
+            return
+        for worker in self._workers:
+            worker.wake()
+
+    @property
+    def _awake(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.is_alive and not worker.is_asleep]
+
     @property
     def _is_served(self) -> bool:
-        return all(worker.is_attached or worker.first_failure is not None for worker in self._workers)
+        awake = self._awake
+        return bool(awake) and all(worker.is_attached for worker in awake)
 
     @property
     def _is_before_service(self) -> bool:
         """Whether all are ready, and no server has met them yet: so nobody can have called the model."""
-        return all(worker.is_warm and not worker.was_attached for worker in self._workers)
+        awake = self._awake
+        return bool(awake) and all(worker.is_warm and not worker.was_attached for worker in awake)
 
     def _put_to_sleep(self) -> bool:
         activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S)
@@ -266,17 +292,20 @@ class Sleep:
         return True
 
     def _end_workers(self) -> None:
-        size = self._budget.read(self._account)
+        size, awake = self._budget.read(self._account), len(self._awake)
         is_for_others = self._account.is_asked or self._idle_timeout_s is None
         self.state = SleepState.ASLEEP
         self._budget.sleep(self._account)
+        if self._scaling is not None and awake and self._account.size is not None:
+            # As many are to wake.
+            self._account.size = self._account.size * min(awake, self._scaling.limits.fewest) // awake
         for worker in self._workers:
             worker.sleep()
         logger.info(
             "%s sleeps: %s, so its worker processes (%d) end. They took %s. The next request wakes it.",
             self._label,
             "another model needs the memory" if is_for_others else f"no request came for {self._idle_timeout_s:g} s",
-            len(self._workers),
+            awake,
             size_text(size),
         )
 
@@ -304,10 +333,9 @@ class Sleep:
             placeholder.turn_away(f"{error}. Send the request again later, or give the server a larger budget")
             return False
         waited_s = time.monotonic() - began
-        for worker in self._workers:
-            worker.wake()
+        self._rouse()
         while not self._stopping.is_set():
-            waiting = [worker for worker in self._workers if worker.is_alive]
+            waiting = [each for each in self._workers if each.is_alive and (not each.is_asleep or each.first_failure)]
             if any(worker.is_attached for worker in waiting):
                 self._tell_awake(time.monotonic() - began, waited_s)
                 return True

@@ -328,6 +328,12 @@ def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:
     return Activity(answered=answered, age_s=age_s, longest_mean_s=longest_ns * 1e-9, models=frozenset(models))
 
 
+def queue_time_of(statistics: Mapping[str, Any]) -> tuple[int, float]:
+    """Return how many requests of a model have left its queue, and how long they waited in it, in seconds."""
+    queue = statistics.get("inference_stats", {}).get("queue", {})
+    return int(queue.get("count", 0)), int(queue.get("ns", 0)) * 1e-9
+
+
 def _unanswered(method: str, path: str, timeout_s: float, error: Exception) -> ControlError:
     return ControlError(
         f"tritonserver did not answer {method} {path} within {timeout_s:g} s: {error or type(error).__name__}."

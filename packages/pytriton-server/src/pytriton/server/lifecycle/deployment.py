@@ -10,9 +10,10 @@ from typing import Protocol
 
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.process.budget import NoRoomError
+from pytriton.proxy_backend.process.scaling import QueueTime
 from pytriton.proxy_backend.system.threads import start_all
-from pytriton.server.control.http import ControlError
-from pytriton.server.errors import TritonModelLoadError, WorkspaceError
+from pytriton.server.control.http import Control, ControlError, queue_time_of
+from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
 from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import Begin, StartCancelled
@@ -67,6 +68,7 @@ class Deployment:
         deployer: Deployer,
         endpoints: Path,
         *,
+        control: Callable[[], Control],
         is_running: Callable[[], bool],
         log_tail: Callable[[], Sequence[str]],
         on_unrecoverable: Callable[[BaseException], None],
@@ -75,6 +77,7 @@ class Deployment:
         self.cache_bytes = cache_bytes
         self._deployer = deployer
         self._endpoints = endpoints
+        self._control = control
         self._is_running = is_running
         self._log_tail = log_tail
         self._on_unrecoverable = on_unrecoverable
@@ -300,9 +303,16 @@ class Deployment:
         self, model: WorkerService, stop_wanted: StopWanted, advice: str = "", begins: Begin = Begin.AWAKE
     ) -> None:
         try:
-            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted, begins)
+            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted, begins, self._read_queue)
         except NoRoomError as error:
             raise self.load_error(model, f"{error}{advice}", error) from error
+
+    def _read_queue(self, model: WorkerService) -> QueueTime | None:
+        """Return how long requests of a model have waited in Triton's queue; None while the server does not tell."""
+        try:
+            return queue_time_of(self._control().statistics(model.name, model.version))
+        except TritonServerError:
+            return None
 
     def _all(self) -> list[WorkerService]:
         return [*self._models, *self._draining, *self._orphaned]

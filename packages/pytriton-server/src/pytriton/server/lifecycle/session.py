@@ -88,6 +88,7 @@ class ServerSession:
         self._deployment = Deployment(
             self,
             workspace.endpoints_path,
+            control=lambda: self._server.control,
             is_running=lambda: self.is_running,
             log_tail=lambda: self._server.log_tail,
             on_unrecoverable=on_unrecoverable,

@@ -33,7 +33,13 @@ from pytriton.server.models.arguments import (
 from pytriton.server.models.callers import CALLING_MODEL
 from pytriton.server.models.hinted import describe, ignores_parameters, is_hinted, load_callable
 from pytriton.server.models.notebooks import in_notebook
-from pytriton.server.models.process_workers import ProcessWorker, check_golden, common_idle_timeout, common_start
+from pytriton.server.models.process_workers import (
+    ProcessWorker,
+    check_golden,
+    common_idle_timeout,
+    common_scaling,
+    common_start,
+)
 from pytriton.server.models.warmup import WarmupBatches
 
 _SHORT_NAME_LENGTH = 12
@@ -100,6 +106,8 @@ class ModelDefinition:
         """Whether its workers run on although another model needs their memory."""
         self.is_movable = len(processes) == len(self.callables) and not self.is_pinned
         """Whether its workers may be put to sleep when another model needs their memory."""
+        self.scaling = common_scaling(self.callables, name, self.batching_delay_s)
+        """When its workers get more or fewer; None where their number stays."""
         self.ignores_parameters = all(map(ignores_parameters, infer_funcs))
         """Whether none of that reads the parameters of requests."""
         # The callables that the user knows, by which their configuration is found.

@@ -1,6 +1,7 @@
 """Inference callables in processes of their own: `ProcessWorker` describes them, and each becomes worker processes."""
 
 import contextvars
+import dataclasses
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from pytriton.proxy_backend.process.child import Launch
 from pytriton.proxy_backend.process.log import WORKER_LOGGER
 from pytriton.proxy_backend.process.messages import WorkerJob, find_not_json
 from pytriton.proxy_backend.process.parent_process import ForkedWorkerProcess, ParentProcesses
+from pytriton.proxy_backend.process.scaling import ScalingLimits
 from pytriton.proxy_backend.process.worker_process import RestartLimits, WorkerProcess
 from pytriton.proxy_backend.worker.loading import target_of
 
@@ -30,6 +32,7 @@ SLEEPS = (PROCESS, PARENT)
 """What is said of a model that sleeps: all of its processes end, or one stays to fork them from."""
 
 MAX_COPIES = 1024
+"""How many processes one `ProcessWorker` may be."""
 
 _GOLDEN_TOLERANCE = 1e-3
 
@@ -88,7 +91,7 @@ class ProcessWorker:
             by an object that is made in the process.
         args: Positional arguments of the factory. They are sent as JSON.
         kwargs: Keyword arguments of the factory, likewise.
-        copies: How many processes.
+        copies: How many processes, at most where `min_copies` is given.
         env: Environment variables beside those of this process: by name, where a list has one value for each copy
             (`{"CUDA_VISIBLE_DEVICES": ["0", "1"]}`); or one mapping for each copy. None takes a variable away.
         python: Another Python interpreter. It needs `pytriton-proxy-backend`, for the decorators `pytriton-decorators`,
@@ -109,6 +112,12 @@ class ProcessWorker:
             factory that fails is not found out by `bind`; whoever waits is told, and the next request tries it again.
             Where more models are bound before a start than a memory budget has room for, the others start so anyway.
         pinned: Whether they run on although another model needs their memory, see `Triton(memory_budget=...)`.
+        min_copies: So many processes run at least. One more starts while requests wait in Triton's queue for longer
+            than `grow_queue_s`, up to `copies`; one ends when one fewer would have done for `shrink_calm_s`. It
+            finishes its requests first. None is all of `copies`, always.
+        grow_queue_s: The time in the queue, in the mean, above which there are too few, in seconds. What the batcher of
+            the model waits for more requests comes on top.
+        shrink_calm_s: How long there have to be too many until one ends, in seconds.
         golden: Whether a process that is started again, after a sleep or an end, has to give the answers to
             `ModelConfig.model_warmup` that the first one gave, before it serves callers; one that does not counts as
             one that has ended. A number is how far fractions may be apart, by itself and as a part of the first; True
@@ -136,6 +145,9 @@ class ProcessWorker:
         starts_asleep: bool = False,
         pinned: bool = False,
         golden: bool | float = False,
+        min_copies: int | None = None,
+        grow_queue_s: float = 0.1,
+        shrink_calm_s: float = 30.0,
     ) -> None:
         self.factory = factory
         """The factory as it was given."""
@@ -146,7 +158,9 @@ class ProcessWorker:
         self.kwargs = _checked_kwargs(kwargs)
         """Keyword arguments of the factory."""
         self.copies = _integer("copies", copies, MAX_COPIES)
-        """The number of processes."""
+        """The number of processes, the largest where it changes."""
+        self.scaling = _checked_scaling(min_copies, self.copies, grow_queue_s, shrink_calm_s)
+        """When there are more or fewer of them; None where their number stays."""
         self.environments = _checked_environments(env, self.copies)
         """The variables of each copy."""
         self.python = _checked_python(python)
@@ -208,6 +222,33 @@ def common_idle_timeout(callables: Sequence[Any], model_name: str) -> float | No
             rule="the same for all workers of a model",
         )
     return found[0]
+
+
+def common_scaling(callables: Sequence[Any], model_name: str, batching_delay_s: float) -> ScalingLimits | None:
+    """Return when the workers of a model get more or fewer; None where their number stays.
+
+    Args:
+        callables: What serves the model.
+        model_name: Its name.
+        batching_delay_s: How long requests wait in the queue for others to join them, however many workers there are.
+
+    Raises:
+        PyTritonBadParameterError: There are other workers beside those that come and go.
+    """
+    scaling = [each.scaling for each in callables if isinstance(each, ProcessWorker)]
+    if not any(scaling):
+        return None
+    limits = scaling[0]
+    if len(callables) > 1 or limits is None:
+        raise PyTritonBadParameterError(
+            f"Model {model_name!r}: ProcessWorker.min_copies is for a model that one ProcessWorker serves alone, as "
+            f"its processes come and go by the queue of the whole model; it has {len(callables)} callables. Give all "
+            "copies to one ProcessWorker, or leave min_copies out.",
+            parameter="ProcessWorker.min_copies",
+            value=[None if each is None else each.fewest for each in scaling],
+            rule="given for the only ProcessWorker of a model",
+        )
+    return dataclasses.replace(limits, grow_queue_s=limits.grow_queue_s + batching_delay_s)
 
 
 def common_start(callables: Sequence[Any], model_name: str) -> bool:
@@ -362,6 +403,21 @@ def _rejected(parameter: str, value: object, rule: str, why: str = "") -> PyTrit
     field = f"ProcessWorker.{parameter}"
     text = f"{field} must be {rule}; got {value!r}." + (f" {why}" if why else "")
     return PyTritonBadParameterError(text, parameter=field, value=value, rule=rule)
+
+
+def _checked_scaling(fewest: Any, copies: int, queue_s: Any, calm_s: Any) -> ScalingLimits | None:
+    grow_queue_s, shrink_calm_s = _seconds("grow_queue_s", queue_s), _seconds("shrink_calm_s", calm_s)
+    if fewest is None:
+        return None
+    if isinstance(fewest, int) and fewest == 0:
+        raise _rejected("min_copies", fewest, "at least 1", "That a model without requests has no process, say with "
+                        "idle_timeout_s, beside min_copies=1.")  # fmt: skip
+    least = _integer("min_copies", fewest)
+    if least > copies:
+        raise _rejected("min_copies", fewest, f"at most copies, which is {copies}")
+    if least == copies:
+        return None
+    return ScalingLimits(fewest=least, grow_queue_s=grow_queue_s, shrink_calm_s=shrink_calm_s)
 
 
 def _checked_sleep(sleep: Any) -> str:

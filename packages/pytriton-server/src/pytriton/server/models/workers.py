@@ -16,12 +16,13 @@ from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.process.budget import Account, MemoryBudget, NoRoomError
 from pytriton.proxy_backend.process.parent_process import ParentProcesses
+from pytriton.proxy_backend.process.scaling import QueueTime, Scaling, ScalingLimits
 from pytriton.proxy_backend.process.sleep import Sleep, SleepState, are_up
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
 from pytriton.server.models.warmup import WarmupBatches
-from pytriton.server.observe.metrics_totals import SleepFacts, StatisticsTotals
+from pytriton.server.observe.metrics_totals import ScalingFacts, SleepFacts, StatisticsTotals
 
 _POLL_S = 0.01
 # How long the start of workers waits at most until others have made room for them.
@@ -59,6 +60,7 @@ class ModelWorkers:
         self._budget: MemoryBudget | None = None
         self._account: Account | None = None
         self._size: int | None = None
+        self._scaling: ScalingLimits | None = None
         # What those in processes of their own are forked from.
         self._parents: list[ParentProcesses] = []
         # All in processes of their own have begun to start.
@@ -77,8 +79,11 @@ class ModelWorkers:
 
     @property
     def is_attached(self) -> bool:
-        """Whether there are workers and all of them are attached to the server right now, or sleep."""
-        return self.is_alive and (self._holds_place or all(worker.is_attached for worker in self._workers))
+        """Whether there are workers and all that are to serve are attached to the server right now, or all sleep."""
+        if not self.is_alive or self._holds_place:
+            return self.is_alive
+        serving = [worker for worker in self._workers if not _is_spare(worker)]
+        return bool(serving) and all(worker.is_attached for worker in serving)
 
     @property
     def has_attached(self) -> bool:
@@ -169,7 +174,7 @@ class ModelWorkers:
                 on_unrecoverable=on_unrecoverable,
                 on_given_up=self._on_given_up,
             )
-            if self.begins_asleep:
+            if self.begins_asleep or (self._scaling is not None and place >= self._scaling.fewest):
                 worker.begin_asleep()
             self._add(worker)
 
@@ -179,6 +184,7 @@ class ModelWorkers:
         endpoint: Path,
         *,
         sleeps: bool,
+        scaling: tuple[ScalingLimits, Callable[[], QueueTime | None]] | None,
         pinned: bool,
         idle_timeout_s: float | None,
         stop_wanted: Callable[[], bool],
@@ -188,7 +194,8 @@ class ModelWorkers:
 
         With `sleeps`, they may be put to sleep after `idle_timeout_s` seconds without a call; None leaves that to the
         budget. If they are `pinned`, they run on although others need their memory. With `begins`, they wait for a
-        request before they start.
+        request before they start. `scaling` says when there are more or fewer of them, and reads how long requests
+        wait; None is always all.
         """
         workers, self._are_started = self._workers, False
         parents = self._parents = []
@@ -207,9 +214,12 @@ class ModelWorkers:
             size=self._size,
             wakes=self.totals.wakes,
         )
-        if sleeps:
+        self._scaling = None if scaling is None else scaling[0]
+        scaler = None if scaling is None else Scaling(self._spec, *scaling, self.totals.scalings)
+        if sleeps or scaler is not None:
             timeout_s = float(self._config.attach_timeout_s)
-            self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, timeout_s, budget, account)
+            self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, timeout_s, budget, account, scaling=scaler)
+            account.ask_to_sleep = account.ask_to_sleep if sleeps else None
         budget.open(account)
         self._budget, self._account = budget, account
         is_modest = sleeps and begins is Begin.IF_ROOM
@@ -239,6 +249,16 @@ class ModelWorkers:
         budget, account, sleep = self._budget, self._account, self._sleep
         if budget is None or account is None:
             return None
+        scaling = None
+        if self._scaling is not None:
+            processes = [worker for worker in tuple(self._workers) if isinstance(worker, WorkerProcess)]
+            scaling = ScalingFacts(
+                running=sum(worker.is_attached for worker in processes),
+                wanted=sum(worker.is_alive and not worker.is_asleep for worker in processes),
+                fewest=self._scaling.fewest,
+                most=len(processes),
+                counts=self.totals.scalings.copy(),
+            )
         middle_s, late_s = account.wakes.quantile_s(0.5), account.wakes.quantile_s(0.95)
         return SleepFacts(
             state="awake" if sleep is None else sleep.state.value,
@@ -247,6 +267,7 @@ class ModelWorkers:
             wakes=account.wakes.seconds,
             wake_quantiles_s=None if middle_s is None or late_s is None else (middle_s, late_s),
             wakes_refused=account.wakes.refused,
+            scaling=scaling,
         )
 
     def check_budget(self, old: "ModelWorkers | None" = None) -> None:
@@ -299,7 +320,7 @@ class ModelWorkers:
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
             # They may sleep before the server, which was started again, has met them.
-            while not self._holds_place:
+            while not self._holds_place and not _is_spare(worker):
                 with contextlib.suppress(AttachError):
                     worker.wait_attached(_POLL_S)
                     break
@@ -343,7 +364,14 @@ class ModelWorkers:
             fallback.stop(timeout_s)
 
 
+def _is_spare(worker: Worker | WorkerProcess) -> bool:
+    """Return whether nobody waits for a worker, since it sleeps, or starts beside others."""
+    return isinstance(worker, WorkerProcess) and (bool(worker.is_asleep) or worker.is_waking)
+
+
 def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:
+    if _is_spare(worker):
+        return True
     try:
         worker.wait_warm(0.0)
     except AttachError as error:

@@ -5,6 +5,7 @@ takes longer than the rest of the start of a server.
 """
 
 import contextlib
+import dataclasses
 import http.client
 import logging
 import re
@@ -281,7 +282,7 @@ class _Responses(Collector):
 
 
 class _Sleeping(Collector):
-    """What there is to know of one model that may sleep, or whose processes have a memory budget."""
+    """What there is to know of one model whose processes may sleep, have a memory budget, or come and go."""
 
     def __init__(self, name: str, version: int, facts: SleepFacts) -> None:
         self._labels = [name, str(version)]
@@ -314,6 +315,24 @@ class _Sleeping(Collector):
         )
         refused.add_metric(self._labels, facts.wakes_refused)
         yield from (memory, used, seconds, refused)
+        if (scaling := facts.scaling) is None:
+            return
+        running = GaugeMetricFamily(
+            "pytriton_model_workers_running", "Worker processes of the model that are attached", labels=names
+        )
+        running.add_metric(self._labels, scaling.running)
+        wanted = GaugeMetricFamily(
+            "pytriton_model_workers_wanted", "Worker processes that the model is to have, by its load", labels=names
+        )
+        wanted.add_metric(self._labels, scaling.wanted)
+        changes = CounterMetricFamily(
+            "pytriton_model_scalings",
+            "How often the number of worker processes went up or down, or was to go up and could not",
+            labels=[*names, "change"],
+        )
+        for change, count in sorted(dataclasses.asdict(scaling.counts).items()):
+            changes.add_metric([*self._labels, change], count)
+        yield from (running, wanted, changes)
 
 
 class _Callables(Collector):

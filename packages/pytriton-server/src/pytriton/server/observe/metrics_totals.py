@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytriton.proxy_backend import Histogram, Worker, WorkerStatistics
 from pytriton.proxy_backend.hosting.supervisor import ServingHost
 from pytriton.proxy_backend.process.budget import WakeCounts
+from pytriton.proxy_backend.process.scaling import ScalingCounts
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.runtime.statistics import add_statistics
 from pytriton.proxy_backend.system.processes import resident_bytes
@@ -38,8 +39,24 @@ class CallableTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScalingFacts:
+    """What is known of a model whose worker processes come and go with its load."""
+
+    running: int
+    """How many are attached."""
+    wanted: int
+    """How many are to run now."""
+    fewest: int
+    """How many run at least."""
+    most: int
+    """How many run at most."""
+    counts: ScalingCounts
+    """How often their number has changed, or was to and could not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SleepFacts:
-    """What is known of a model that may sleep, or whose processes have a memory budget."""
+    """What is known of a model that may sleep, or whose processes have a memory budget, or come and go."""
 
     state: str
     """`awake`, `asleep` or `waking`."""
@@ -53,6 +70,8 @@ class SleepFacts:
     """The time within which half of them were over, and 95 of 100, in seconds; None without any."""
     wakes_refused: int
     """How often it was to wake, and the memory budget had no room."""
+    scaling: ScalingFacts | None = None
+    """How many of its processes run; None where their number stays."""
 
 
 @dataclass
@@ -105,6 +124,8 @@ class StatisticsTotals:
         self._golden_failures: dict[int, int] = {}
         self.wakes = WakeCounts()
         """How often the model was woken."""
+        self.scalings = ScalingCounts()
+        """How often the number of its processes has changed."""
         self.was_served = False
         """Whether the model has had all its workers once: before, it is only being bound."""
 

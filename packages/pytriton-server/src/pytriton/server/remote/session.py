@@ -61,6 +61,7 @@ class RemoteSession:
         self._deployment = Deployment(
             self._models,
             workspace.endpoints_path,
+            control=lambda: self._control,
             is_running=self._has_answered,
             log_tail=list,
             on_unrecoverable=on_unrecoverable,
