@@ -170,7 +170,7 @@ def test_a_check_of_a_memory_budget(folder: Path) -> None:
         (
             APP,
             "min_workers = 1\n",
-            "softmax cannot get more or fewer workers, because a thread of the server's process",
+            "softmax cannot have min_workers, because a thread of the server's process",
         ),
         (APP, "min_workers = 0\n", "serve.toml: min_workers: expected an integer from 1 to 1024; got 0"),
         (APP, "[models.softmax]\nmin_workers = 0\n", "models.softmax.min_workers: expected an integer of at least 1"),

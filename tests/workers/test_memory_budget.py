@@ -24,11 +24,12 @@ import pytest
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.process import budget as budget_module
-from pytriton.proxy_backend.process.budget import Account
+from pytriton.proxy_backend.process.budget import Account, MemoryBudget
 from pytriton.proxy_backend.system.processes import proportional_bytes, with_descendants
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.models import workers as workers_module
+from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.memory import read_size
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonSecurityConfig
 from support import process_models
@@ -478,6 +479,50 @@ def test_a_budget_wins_over_one_more_process_of_a_model(caplog: pytest.LogCaptur
                     assert isinstance(answer, list), answer
         assert len(worker_processes()) == 2
         assert used_bytes() < 250 * MIB
+
+
+@contextlib.contextmanager
+def full(budget: MemoryBudget) -> Iterator[None]:
+    """Take all that a budget has."""
+    account, limit = Account("large", pids=lambda: [os.getpid()], is_up=lambda: True), budget.limit_bytes
+    budget.open(account)
+    budget.limit_bytes = 16 * MIB
+    try:
+        yield
+    finally:
+        budget.limit_bytes = limit
+        budget.close(account)
+
+
+def test_workers_that_move_wait_for_room_or_until_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    with short_home(), running(Triton(config=local_config())) as there:
+        url, token = str(there.http_url), there.get_access_token()
+        with RemoteTriton(url, access_token=token, memory_budget="1GiB") as remote:
+            bind(remote, "m", 2.0, 1, pinned=True)
+            session, (model,) = remote._life.session, remote._models.values()
+            assert session is not None
+            with full(model.budget):
+                # Somebody wants the server stopped.
+                with pytest.raises(StartCancelled):
+                    session.deployment.move_workers(model, None, lambda: True)
+                monkeypatch.setattr(workers_module, "_ROOM_S", 0.1)
+                with pytest.raises(TritonModelLoadError, match="its worker processes need"):
+                    session.deployment.move_workers(model, None, lambda: False)
+                assert not model.workers.are_there
+            # Whoever looks after the models starts them when there is room.
+            eventually(remote.is_alive)
+            assert infer(url, "m", 3.0) == [6.0]
+            with full(model.budget):
+                monkeypatch.setattr(workers_module, "_ROOM_S", 100 * PATIENCE_S)
+                model.stop_workers(1.0)
+                account = eventually(partial(account_that_waits, model.budget))
+                assert account.name == "m"
+                remote.stop()
+        assert worker_processes() == []
+
+
+def account_that_waits(budget: MemoryBudget) -> Account | None:
+    return next((each for each in budget._waiting), None)
 
 
 def test_what_models_under_a_budget_take_is_to_be_seen() -> None:

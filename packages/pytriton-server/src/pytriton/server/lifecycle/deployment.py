@@ -269,12 +269,15 @@ class Deployment:
             self._draining.append(old)
             self._wait_unloaded([old], drain_timeout_s, stop_wanted)
 
-    def move_workers(self, model: WorkerService, endpoint: Path | None) -> None:
-        """Let the workers of a model attach to another socket once the old one is gone; None is one of our own."""
+    def move_workers(self, model: WorkerService, endpoint: Path | None, stop_wanted: StopWanted) -> None:
+        """Let the workers of a model attach to another socket once the old one is gone; None is one of our own.
+
+        Those that may sleep do so until their next request, where the memory budget has no room for them.
+        """
         model.stop_workers(WORKER_DEADLINE_S)
         model.shared_endpoint = endpoint
         model.describe(self._endpoints)
-        self._start_workers(model, lambda: False)
+        self._start_workers(model, stop_wanted, begins=Begin.IF_ROOM)
 
     def cut_workers(self) -> None:
         """Cut all workers off, so that callers of requests in flight get an error. `stop_workers` has to follow."""

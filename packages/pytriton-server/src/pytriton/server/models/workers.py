@@ -71,6 +71,11 @@ class ModelWorkers:
         """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
 
     @property
+    def are_there(self) -> bool:
+        """Whether there are workers, whatever they do."""
+        return bool(self._workers)
+
+    @property
     def is_alive(self) -> bool:
         """Whether there are workers and all of them run, none of them stuck in its callable."""
         return bool(self._workers) and all(

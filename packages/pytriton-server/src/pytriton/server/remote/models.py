@@ -11,7 +11,7 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import LIBRARY_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, ModelUpload
-from pytriton.server.lifecycle.deployment import Deployment
+from pytriton.server.lifecycle.deployment import Deployment, StopWanted
 from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.models.service import WorkerService
 from pytriton.server.remote.sharing import (
@@ -112,7 +112,7 @@ class RemoteModels:
         """Return whether the server has, or may have, models beside these."""
         return has_others(self._control, names)
 
-    def reconcile(self, name: str, *, was_unreachable: bool) -> bool:
+    def reconcile(self, name: str, *, was_unreachable: bool, stop_wanted: StopWanted) -> bool:
         """Load a name again if this process is responsible for it; return whether its workers will attach."""
         models = [model for model in self._deployment.models if model.name == name]
         membership = self._memberships[name]
@@ -120,10 +120,14 @@ class RemoteModels:
             there = self._served(name) if is_acquired else None
             if there is not None and there.endpoint is not None:
                 if there.endpoint in self._endpoints_of(name):
+                    for model in models:
+                        if not model.workers.are_there:
+                            # The memory budget had no room when they were to start at this socket.
+                            self._deployment.move_workers(model, model.shared_endpoint, stop_wanted)
                     return True
                 if len(models) == 1 and there.digest == self._digest(models) and self._join(models[0], there):
                     # Two processes loaded the name, and the other one was later.
-                    self._deployment.move_workers(models[0], there.endpoint)
+                    self._deployment.move_workers(models[0], there.endpoint, stop_wanted)
                     return True
                 return False
             if there is not None or not is_acquired:

@@ -54,6 +54,7 @@ class RemoteSession:
         self._url = url
         self._comeback_s = comeback_s
         self._workspace = workspace
+        self._stop_wanted: Callable[[], bool] = lambda: False
         self._control = connect(url, access_token, tls)
         self._models = RemoteModels(
             self._control, url.with_scheme, lambda: self._deployment, replace_models=replace_models
@@ -93,6 +94,7 @@ class RemoteSession:
 
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Wait for the server and load `models`; see `Session.start`. Only the server has to answer in `timeout_s`."""
+        self._stop_wanted = cancelled
         self._workspace.create()
         self._wait_listening(timeout_s, cancelled)
         try:
@@ -133,8 +135,13 @@ class RemoteSession:
         try:
             names = dict.fromkeys(model.name for model in missing)
             is_waiting = [
-                self._models.reconcile(name, was_unreachable=self._unreachable_since is not None) for name in names
+                self._models.reconcile(
+                    name, was_unreachable=self._unreachable_since is not None, stop_wanted=self._stop_wanted
+                )
+                for name in names
             ]
+        except StartCancelled:
+            return
         except (TritonServerError, PyTritonInvalidOperationError, OSError) as error:
             logger.warning("The models cannot be loaded again yet: %s", error)
             self._mark_unreachable(now)
