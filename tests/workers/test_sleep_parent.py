@@ -321,7 +321,12 @@ def test_a_parent_that_is_killed_while_its_forks_serve(triton: Triton, bind: Cal
         eventually(lambda before=before: not any(map(is_running, before)))  # type: ignore[misc]
         # Its forks end with it, of which callers are told, and others take their places.
         eventually(lambda: infer(triton.http_url, "m", 3.0) == [6.0])
-        eventually(lambda: len(worker_processes()) == 2 and len(parent_processes()) == 2)
+        # Asked again and again, as it falls asleep meanwhile on a slow machine.
+        eventually(
+            lambda: (
+                infer(triton.http_url, "m", 3.0) == [6.0] and len(worker_processes()) == 2 == len(parent_processes())
+            )
+        )
 
 
 def drop(triton: Triton) -> None:
