@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -74,6 +75,12 @@ def make_heavy(_path: str) -> Factory:
     return batch(lambda x: {"y": x * signals.get_window("hann", 7)[3] * len(stats.norm.name) / 4})
 
 
+def make_filled(number: float) -> Factory:
+    """Make a model of 200 MB of one number, by which it multiplies."""
+    weights = np.full(WEIGHTS, number, np.float32)
+    return batch(lambda x: {"y": x * weights[:: WEIGHTS // 64].mean()})
+
+
 def make_small() -> Factory:
     """Make a model of nothing."""
     return batch(lambda x: {"y": x})
@@ -124,7 +131,10 @@ class Caller:
             if not piece:
                 raise ConnectionError(text)
             text += piece
-        return float(json.loads(text[text.index(b"{") :])["outputs"][0]["data"][0])
+        answer = json.loads(text[text.index(b"{") :])
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return float(answer["outputs"][0]["data"][0])
 
 
 def is_asleep(triton: Triton, name: str) -> bool:
@@ -282,16 +292,65 @@ def asleep(counts: list[int]) -> None:
         print(f"each model asleep: tritonserver {theirs:.2f} MB, this process {ours:.2f} MB")
 
 
+def zipf(minutes: float) -> None:
+    """Print what becomes of the requests of Zipf callers to 40 models of 200 MB within a budget of 2 GiB."""
+    budget, over = 2 << 30, threading.Event()
+    counts = dict.fromkeys(("answered", "lost", "wrong"), 0)
+    told: list[str] = []
+    peaks = [0.0]
+    lock = threading.Lock()
+
+    def sample() -> None:
+        while not over.wait(0.1):
+            peaks.append(pss_mb(processes()[1]))
+
+    def call(url: str, seed: int) -> None:
+        chance, caller = random.Random(seed), Caller(url)
+        while not over.is_set():
+            number = chance.choices(range(40), [1 / (place + 1) for place in range(40)])[0]
+            try:
+                answer = caller.ask(f"model{number}")
+                outcome = "answered" if answer == 3.0 * number else "wrong"
+            except (OSError, ValueError) as error:
+                outcome, caller = "lost", Caller(url)
+                told.append(repr(error))
+            with lock:
+                counts[outcome] += 1
+
+    with server(memory_budget=budget) as triton:
+        for number in range(40):
+            worker = ProcessWorker(make_filled, args=(float(number),), starts_asleep=True)
+            triton.bind(f"model{number}", worker, *TENSORS, config=ModelConfig(attach_timeout_s=DEADLINE_S))
+        triton.run()
+        url = triton.describe().urls["http"]
+        threads = [threading.Thread(target=sample)]
+        threads += [threading.Thread(target=call, args=(url, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(60.0 * minutes)
+        over.set()
+        for thread in threads:
+            thread.join()
+        wakes = sum(model.wake_ups for model in triton.describe().models)
+    peak = max(peaks)
+    print(f"{minutes:g} minutes of Zipf callers: {counts}, {wakes} wake-ups; peak PSS {peak:.0f} MB, ", end="")
+    print(f"{peak * 1e6 / budget:.3f} of the budget, at {len(peaks)} looks; first errors: {told[:3]}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn of the models that are awake")
     parser.add_argument("--counts", type=int, nargs="*", default=[20, 400], help="models that sleep; none for none")
+    parser.add_argument("--zipf-minutes", type=float, help="ask 40 models of 200 MB for so long, and nothing else")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         measure_asleep(arguments.measure)
+        return
+    if arguments.zipf_minutes:
+        zipf(arguments.zipf_minutes)
         return
     with tempfile.TemporaryDirectory() as folder:
         wake_ups(arguments.rounds, Path(folder))

@@ -390,8 +390,13 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         done = subprocess.run(
             [*command, "--metrics-port=0", "--log-level=ERROR"], capture_output=True, text=True, check=False
         )
+        budget = subprocess.run(
+            [*command, "--python-models=stub", "--memory-budget=1GiB"], capture_output=True, text=True, check=False
+        )
     assert done.returncode == 1
     assert re.search(r"^Error: tritonserver cannot load model 'broken'.*no weights", done.stderr, re.MULTILINE)
+    assert budget.returncode == 2
+    assert "--memory-budget is for --python-models workers" in budget.stderr
 
 
 def test_models_are_bound_by_their_folders(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,37 @@ def test_its_processes_end_with_finalize_and_the_next_request_is_answered(
         assert len(list(tmp_path.glob("finalized-*"))) == len(list(tmp_path.glob("initialized-*")))
     assert "Instance 'double_0_1' of model 'double' (version 1) sleeps: no request came for 0.2 s" in caplog.text
     assert "is started again in" not in caplog.text
+
+
+def large(mebibytes: int) -> str:
+    """Return a model that takes so much memory."""
+    weights = f"\n    def initialize(self, args):\n        self.weights = np.ones({mebibytes} << 18, np.float32)\n"
+    return f"{HEAD}FACTOR = np.float32(2)\n\n\nclass TritonPythonModel:{weights}{EXECUTE}"
+
+
+def test_hosts_share_a_memory_budget(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Three models and the memory of two: who was used least recently sleeps, and nothing is lost."""
+    caplog.set_level(logging.INFO, "pytriton")
+    for name in ("anna", "berta", "clara"):
+        write(tmp_path, name, large(200))
+    with served(tmp_path, memory_budget="600MiB") as triton:
+        for name in ("anna", "berta", "clara", "anna", "berta"):
+            assert is_ready(triton, name)
+            assert infer(triton, name, 3) == [6.0]
+            assert len(hosts()) <= 2
+        with ThreadPoolExecutor(3) as callers:
+            answers = callers.map(lambda name: infer(triton, name, 4), ["anna", "berta", "clara"] * 3)
+            assert list(answers) == [[8.0]] * 9
+    assert re.search(r"Instance '\w+_0' of model '\w+' .* sleeps: another model needs the memory", caplog.text)
+    assert re.search(r"Instance '\w+_0' of model '\w+' .* is awake again, after", caplog.text)
+
+
+def test_a_host_that_never_fits_is_refused_with_sizes(tmp_path: Path) -> None:
+    write(tmp_path, "huge", large(200))
+    told = r"need 2\d\d MiB, more than the memory budget of 100 MiB"
+    with pytest.raises(TritonServerError, match=told), served(tmp_path, memory_budget="100MiB"):
+        pass
+    assert not hosts()
 
 
 def test_requests_around_the_idle_time_are_all_answered(tmp_path: Path) -> None:

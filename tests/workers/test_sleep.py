@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import resource
 import select
 import socket
@@ -78,6 +79,11 @@ def test_a_model_sleeps_and_its_next_request_is_answered(
     assert "sleeps: no request came for 0.2 s, so its worker processes (2) end. They took" in text
     assert "is awake again, after" in text
     assert "is started again in" not in text  # no end of a process was taken for a crash
+    # Each fall into sleep and each wake-up has one line.
+    lines = [
+        line for line in caplog.messages if re.search("model .*m.* (sleeps|awake|asleep|detached)|Detached", line, re.I)
+    ]
+    assert all(re.search(r" sleeps: | is awake again, ", line) for line in lines), lines
 
 
 @pytest.mark.parametrize("kind", ["process", "parent"])

@@ -48,9 +48,9 @@ def write(repository: Path, name: str, model: str, config: str = CONFIG, version
 @contextlib.contextmanager
 def served(repository: Path, **settings: Any) -> Iterator[Triton]:
     """Serve a repository with workers."""
-    restart = settings.pop("restart", None)
+    options = {name: settings.pop(name, None) for name in ("restart", "memory_budget")}
     settings = {"python_models": "workers", "model_repository": repository, **settings}
-    with short_home(), running(Triton(config=local_config(**settings), restart=restart)) as triton:
+    with short_home(), running(Triton(config=local_config(**settings), **options)) as triton:
         yield triton
 
 

@@ -1,12 +1,15 @@
 """The process of a host: what it says to its parent, what it loads, and how it ends."""
 
+import asyncio
 import json
 import logging
+import queue
 import struct
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,10 @@ import pytest
 from pytriton.proxy_backend.process import child
 from pytriton.proxy_backend.process.child import ChildProcess, Launch
 from pytriton.proxy_backend.process.messages import FORMAT, PythonModelServing
+from pytriton.proxy_backend.python_models.execution import CoroutineLoop
+from pytriton.proxy_backend.python_models.host import PythonModel, answer_readiness
+from pytriton.proxy_backend.python_models.server import SERVER, Phase
+from pytriton.proxy_backend.wire.errors import ProxyBackendError
 from support.processes import stop
 from support.waiting import PATIENCE_S, eventually
 
@@ -299,6 +306,46 @@ def detach(host: Host, proxy: Any) -> None:
     host.process.stop(PATIENCE_S)
     peer.receive()
     peer.close()
+
+
+def test_readiness_is_not_the_business_of_a_model_that_is_finalized() -> None:
+    """Neither a coroutine that was asked before, nor the model afterwards, keeps the server waiting."""
+    asked: list[int] = []
+
+    class Undecided:
+        async def is_ready(self) -> None:
+            asked.append(1)
+            await asyncio.Event().wait()
+
+    model = PythonModel.__new__(PythonModel)
+    model._model = Undecided()
+    questions: queue.Queue[int | None] = queue.Queue()
+    answers: queue.Queue[tuple[int, bool, str]] = queue.Queue()
+
+    def next_question(*answer: Any) -> int:
+        answers.put(answer)
+        question = questions.get()
+        if question is None:
+            raise ProxyBackendError("closed")
+        return question
+
+    loop = CoroutineLoop()
+    with SERVER.replaced(SimpleNamespace(next_readiness_question=next_question), "m", Phase.SERVING):
+        thread = threading.Thread(target=answer_readiness, args=(model, loop))
+        thread.start()
+        assert answers.get(timeout=PATIENCE_S) == (0, False, "")
+        questions.put(1)
+        eventually(lambda: bool(asked))
+        SERVER.phase = Phase.FINALIZING
+        loop.stop()
+        assert answers.get(timeout=PATIENCE_S) == (1, True, "")
+        questions.put(2)
+        assert answers.get(timeout=PATIENCE_S) == (2, True, "")
+        questions.put(None)
+        thread.join(PATIENCE_S)
+    loop.close()
+    assert not thread.is_alive()
+    assert asked == [1]
 
 
 def test_an_error_in_finalize_is_logged(start: Callable[..., Host], proxy: Any) -> None:

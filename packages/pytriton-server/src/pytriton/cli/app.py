@@ -307,6 +307,15 @@ def serve_repository(
             "ends, and the next request starts it again.",
         ),
     ] = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="PYTRITON_MEMORY_BUDGET",
+            help="How much memory the processes of such models may take together, such as 2GiB. Where one needs more, "
+            "those that were used least recently end until their next request.",
+        ),
+    ] = None,
     model_control_mode: Annotated[
         str,
         typer.Option(
@@ -352,6 +361,7 @@ def serve_repository(
             cors_origins=cors_origins,
             log_level=log_level,
             log_format=log_format,
+            memory_budget=memory_budget,
         ),
         model_repository=repository,
         python_models=python_models,

@@ -436,7 +436,7 @@ class TritonBase(abc.ABC):
                 self._announce(model)
 
     def _check_budget(self) -> None:
-        self._models.check_budget(self._budget, from_environment=self._has_budget_of_environment)
+        self._models.check_budget(self._budget, self._other_names(), from_environment=self._has_budget_of_environment)
 
     def _check_own(self) -> None:
         self._life.check_own(type(self).__name__)

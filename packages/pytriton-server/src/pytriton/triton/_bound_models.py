@@ -188,12 +188,13 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
                     "under another name."
                 )
 
-    def check_budget(self, budget: MemoryBudget, *, from_environment: bool) -> None:
+    def check_budget(self, budget: MemoryBudget, others: Collection[str], *, from_environment: bool) -> None:
         """Refuse settings for the memory of worker processes where models are bound, and none has such a process.
 
         A budget of the environment is for all programs, so it is only a warning in one without such processes.
         """
-        definitions = [model.definition for model in list(self.values())]
+        # Of others, a `model.py` has processes, too.
+        definitions = [] if others else [model.definition for model in list(self.values())]
         settings = (
             ("memory_budget", budget.limit_bytes, "has_processes", "is served by processes"),
             ("min_awake", budget.min_awake or None, "is_movable", "may sleep"),

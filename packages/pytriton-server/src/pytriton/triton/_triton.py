@@ -120,8 +120,7 @@ class Triton(TritonBase):
             # Its front end picks the model at the start, so a start on entering the context manager could only fail.
             triton_lifecycle_policy = VertextAILifecyclePolicy
         super().__init__(workspace, triton_lifecycle_policy, memory_budget=memory_budget, min_awake=min_awake)
-        self._trace_config = self._config.trace_config
-        self._life.linger_s = linger_s
+        self._trace_config, self._life.linger_s = self._config.trace_config, linger_s
         _registry.add(self, self._alias)
 
     @property
@@ -346,6 +345,7 @@ class Triton(TritonBase):
             unresponsive_timeout_s=self._unresponsive_timeout_s,
             folders=self._folders.values(),
             outcomes=None if self._server is None else self._server.server.outcomes,
+            budget=self._budget,
             on_exit=self._on_exit,
             on_unrecoverable=self._life.fail_for_good,
         )

@@ -123,6 +123,7 @@ class IdleRule:
     attach_timeout_s: float  # how long a request waits for the process, in seconds, as far as the model itself says it
     # Why the instance stays awake although the others of its supervisor sleep; `None` where that is as it should be.
     why_not: str | None = None
+    can_sleep: bool = False  # whether the process may end when another one needs its memory
 
     @classmethod
     def of(cls, config: str, default_s: float | None) -> IdleRule:
@@ -136,15 +137,16 @@ class IdleRule:
             idle_s = math.nan
         if idle_s is not None and not 0 <= idle_s < math.inf:
             raise ModelRefused(f"parameter {IDLE_PARAMETER}: expected a number of seconds, 0 for never, got {text!r}")
+        has_sequences = "sequence_batching" in fields
         if not idle_s:
-            return cls(None, attach_s)
-        if "sequence_batching" in fields:
+            return cls(None, attach_s, can_sleep=idle_s is None and not has_sequences)
+        if has_sequences:
             # Between two requests of a sequence nothing is in flight.
             why_not = "its process may hold the state of sequences (sequence_batching)"
             if text is not None:
                 raise ModelRefused(f"parameter {IDLE_PARAMETER}: the model cannot sleep, because {why_not}")
             return cls(None, attach_s, why_not)
-        return cls(idle_s, attach_s)
+        return cls(idle_s, attach_s, can_sleep=True)
 
 
 def settings_text(config: str, endpoint: Path) -> str:

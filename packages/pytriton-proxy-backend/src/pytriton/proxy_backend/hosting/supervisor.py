@@ -22,11 +22,12 @@ from pathlib import Path
 
 from ..errors import AttachError, HostingError
 from ..model import MAX_ENDPOINT_BYTES
+from ..process.budget import Account, MemoryBudget, NoRoomError
 from ..process.child import Launch
 from ..process.host_process import FINALIZE_TIMEOUT_S, HostProcess
 from ..process.log import WORKER_LOGGER
 from ..process.messages import PythonModelJob
-from ..process.sleep import Sleep
+from ..process.sleep import Sleep, are_up
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.peers import peer_credentials
 from ..system.shortage import explain
@@ -53,6 +54,8 @@ _POLL_S = 0.2
 # The pause after a connection could not be accepted.
 _PAUSE_S = 0.5
 _JOIN_S = 20.0
+# How long a host waits at most until others have made room for it.
+_ROOM_S = 60.0
 # The time for what a model does after its last answer.
 _ABANDONED_S = 1.0
 _FIELDS: dict[int, int] = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
@@ -85,15 +88,24 @@ class ServingHost:
 class HostSupervisor:
     """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one."""
 
-    def __init__(self, folder: Path, advice: str = "", *, idle_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        advice: str = "",
+        *,
+        idle_timeout_s: float | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
         """Prepare it; nothing happens before `start`.
 
         Its socket will lie in `folder`; `advice` ends the error if it cannot. The host of an instance sleeps after
-        `idle_timeout_s` seconds without a request if its model says nothing about that.
+        `idle_timeout_s` seconds without a request if its model says nothing about that; all get their memory from
+        `budget`.
         """
         self._folder = folder
         self._advice = advice
         self._idle_timeout_s = idle_timeout_s
+        self._budget = MemoryBudget() if budget is None else budget
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._lock_fd: int | None = None
@@ -325,25 +337,38 @@ class HostSupervisor:
                 number = next(loaded.numbers)
         if loaded is None:
             raise ModelRefused(f"instance '{instance}' is of a model that is not loaded: {model_endpoint}")
-        model, sleep = loaded.model, None
+        model, idle, sleep = loaded.model, loaded.idle, None
         serving = model.serving(loaded.config, instance, kind, device, endpoint)
+        hosts = [] if host is None else [host]
+        account = Account(
+            model.name,
+            pids=lambda: [pid for each in hosts if (pid := each.pid) is not None],
+            is_up=lambda: are_up(hosts),
+        )
         try:
+            self._budget.open(account)
+            self._admit(channel, account)
             if host is None:
                 job = model.serving_job(serving, _log_level(model, number))
                 host = self._start(model, job, number)
+                hosts.append(host)
             else:
                 host.serve(serving)
             self._wait(channel, host, host.wait_serving)
+            self._budget.arrive(account, woken=False)
+            self._budget.check(account)
             spec = model.spec(loaded.config)
             with self._lock:
                 self._serving[host] = ServingHost(model.name, model.version, spec.decoupled, number, host)
-            idle = loaded.idle
-            if idle.idle_timeout_s is not None:
-                sleep = Sleep(spec, Path(endpoint), idle.idle_timeout_s, idle.attach_timeout_s, instance=instance)
+            if idle.idle_timeout_s is not None or (idle.can_sleep and self._budget.limit_bytes is not None):
+                timeouts_s = idle.idle_timeout_s, idle.attach_timeout_s
+                sleep = Sleep(spec, Path(endpoint), *timeouts_s, self._budget, account, instance=instance)
                 sleep.add(host)
                 sleep.start()
             send_frame(channel, FrameKind.OK)
             _wait_end(channel)
+        except NoRoomError as error:
+            raise ModelRefused(str(error)) from error
         finally:
             if sleep is not None:
                 sleep.cut()
@@ -351,10 +376,16 @@ class HostSupervisor:
                 self._stop(host)
             if sleep is not None:
                 sleep.stop()
+            self._budget.close(account)
             # A server that lives removes it itself, or asks again.
             _remove_if_dead(Path(endpoint))
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, channel: socket.socket, account: Account) -> None:
+        """Wait until there is memory for a host, as long as the server wants it."""
+        if not self._budget.admit(account, _ROOM_S, lambda: self._is_stopping or has_ended(channel), after_starts=True):
+            raise ModelRefused(_STOPPED)
 
     def _start(self, model: PythonModel, job: PythonModelJob, number: int) -> HostProcess:
         start = functools.partial(self._forkservers.start, is_one_of_many=model.has_many_instances)

@@ -82,11 +82,20 @@ class CoroutineLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._running: set[Future[Any]] = set()
+        self._awaited: set[Future[Any]] = set()
         self._is_stopped = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run it to its end."""
-        return self._begin(coroutine).result()
+        """Run it to its end, or to `stop`, where it is cancelled."""
+        future = self._begin(coroutine)
+        self._awaited.add(future)
+        try:
+            if self._is_stopped:
+                # Nothing would end it any more.
+                future.cancel()
+            return future.result()
+        finally:
+            self._awaited.discard(future)
 
     def run_in_background(
         self, coroutine: Coroutine[Any, Any, Any], on_error: Callable[[BaseException], object]
@@ -128,6 +137,8 @@ class CoroutineLoop:
     def stop(self) -> None:
         """Let nothing more run on it."""
         self._is_stopped = True
+        for future in tuple(self._awaited):
+            future.cancel()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 

@@ -164,11 +164,15 @@ def answer_readiness(model: PythonModel, loop: CoroutineLoop) -> None:
         while True:
             number = SERVER.calls().next_readiness_question(number, is_ready, failure)
             try:
-                is_ready, failure = model.is_ready(loop)
-                failure = shortened(failure)
+                if SERVER.phase is Phase.SERVING:
+                    is_ready, failure = model.is_ready(loop)
+                    failure = shortened(failure)
             except Exception as error:
                 # The server waits for an answer, and asks again.
                 is_ready, failure = False, f"the model cannot be asked: {type(error).__name__}: {error}"
+            if SERVER.phase is not Phase.SERVING:
+                # It has no say any more: where it sleeps the server knows that it is ready, and else that it is not.
+                is_ready, failure = True, ""
 
 
 def _log_ours(level: int, send: Callable[..., object]) -> None:
@@ -212,6 +216,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
             target=answer_readiness, args=(model, service.loop), name="pytriton-readiness", daemon=True
         ).start()
     worker = ModelWorker(service, serve.endpoint, serve.name)
+    worker.log_attachment_at(logging.DEBUG)
     ended_well: list[bool] = []
 
     def look() -> None:

@@ -38,7 +38,8 @@ class Attaching:
         self.stopping = threading.Event()  # whether it is to end: from then on, nothing is tried again
         self.attempts = Attempts(endpoint)  # when it tries
         self.connection: Link | None = None  # the connection; `None` where there is none
-        self.level = logging.INFO  # of the record that it serves the model; lower where somebody else says so
+        # Of the records that it serves the model, and ends; lower where somebody else says so.
+        self.level = self.end_level = logging.INFO
         self.stuck: str | None = None  # why the worker gets no batches although it is alive; `None` where it does
         self._model = model
         self._endpoint = endpoint
@@ -216,7 +217,7 @@ class Attaching:
         """Log the end of a connection, and why, unless the worker itself was to end it."""
         name, version = self._model.name, self._model.version
         if self.stopping.is_set():
-            logger.info("Detached from model %s (version %d) at %s", name, version, self._endpoint)
+            logger.log(self.end_level, "Detached from model %s (version %d) at %s", name, version, self._endpoint)
         else:
             logger.log(level, "Lost model %s (version %d): %s; attaching again", name, version, reason)
 

@@ -143,8 +143,8 @@ class Worker:
         self._context.run(self._run)
 
     def log_attachment_at(self, level: int) -> None:
-        """Set the level of the record that the worker serves its model, where somebody else says so."""
-        self._attaching.level = level
+        """Set the level of the records that the worker begins to serve its model, and ends, if others say so."""
+        self._attaching.level = self._attaching.end_level = level
 
     def wait_warm(self, timeout_s: float) -> None:
         """Wait until the callable has served the warm-up requests; at once where there are none.

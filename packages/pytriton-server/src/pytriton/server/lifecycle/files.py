@@ -12,6 +12,7 @@ from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.proxy_backend.errors import HostingError
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
+from pytriton.proxy_backend.process.budget import MemoryBudget
 from pytriton.proxy_backend.settings import read_duration
 from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
 from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
@@ -41,8 +42,10 @@ class ServerFiles:
         *,
         control: Callable[[], Control],
         log_tail: Callable[[], Sequence[str]],
+        budget: MemoryBudget | None = None,
     ) -> None:
         self._workspace = workspace
+        self._budget = budget
         self._repository = ModelRepository(workspace.model_store_path)
         self._deployment = deployment
         self.linked = {folder.name: folder for folder in linked}
@@ -72,7 +75,9 @@ class ServerFiles:
             advice = "Set PYTRITON_HOME to a folder with a shorter path."
             idle = config.python_models_idle
             idle_timeout_s = None if idle is None else read_duration(idle)
-            self.supervisor = HostSupervisor(workspace.hosts_path, advice, idle_timeout_s=idle_timeout_s)
+            self.supervisor = HostSupervisor(
+                workspace.hosts_path, advice, idle_timeout_s=idle_timeout_s, budget=self._budget
+            )
             try:
                 self.supervisor.start()
             except HostingError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pytriton.proxy_backend.process.budget import MemoryBudget
 from pytriton.server.errors import TritonServerError, TritonServerStartError
 from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import DRAIN_DEADLINE_S, EXIT_MARGIN_S, Ending
@@ -80,6 +81,7 @@ class ServerSession:
         unresponsive_timeout_s: float | None,
         folders: Iterable[Path] = (),
         outcomes: OutcomeCounts | None = None,
+        budget: MemoryBudget | None = None,
         on_exit: Callable[[ExitReport], None],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
@@ -100,6 +102,7 @@ class ServerSession:
             folders,
             control=lambda: self._server.control,
             log_tail=lambda: self._server.log_tail,
+            budget=budget,
         )
         """The files in the workspace."""
         self.readiness = Readiness(workspace, lambda: self._deployment.lasting, self.files.look)

@@ -69,6 +69,11 @@ _OF_A_START = re.compile(
     r"I\d{4} [^\]]*(model_lifecycle\.cc:\d+\] \"?(loading: |successfully loaded )|"
     r"connection\.cc:\d+\] \"?model '.*' version \d+: worker .* attached, protocol )"
 )
+# What it says of workers that were told to leave, and of those whose place is held: whoever has told them says so.
+_OF_A_SLEEP = re.compile(
+    r"I\d{4} [^\]]*connection\.cc:\d+\] \"?model '.*' version \d+: worker "
+    r"('placeholder of workers that sleep' |.* detached: it detached\b)"
+)
 _GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
     "V": logging.DEBUG,
@@ -446,7 +451,8 @@ class ServerProcess:
             self.wipe_secrets()
         elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
-        is_quiet = _TABLE.match(text) or any(part in text for part in self._quiet) or self._is_of_start(text)
+        is_known = _TABLE.match(text) or _OF_A_SLEEP.match(text)
+        is_quiet = is_known or any(part in text for part in self._quiet) or self._is_of_start(text)
         # A filter of the program that fails does not end the server whose words it was given.
         level = logging.DEBUG if is_quiet else _FOREIGN.get(text.partition(" ")[0], self._level)
         if not self._allowance.has_room():
