@@ -168,8 +168,8 @@ class Scaling:
         running, spare = _shared_out(workers)
         for worker in spare[: max(0, self.limits.fewest - len(running))]:
             worker.wake()
-        self._grown = self._queue = None
-        self._rule.change(time.monotonic(), self.limits.fewest, by_one=0)
+        self._grown = None
+        self._begin_anew(self.limits.fewest)
 
     def look(
         self,
@@ -189,7 +189,9 @@ class Scaling:
             self._await_grown(*self._grown, len(running))
         elif len(running) < self.limits.fewest and spare:
             self._grow(spare[0], len(running), len(workers), start, "another one is given up")
-        elif activity is not None:
+        elif activity is None:
+            self._begin_anew(len(running))
+        else:
             now, wait_s = time.monotonic(), self._wait_s(activity)
             change = self._rule.look(now, len(running), min(activity.in_flight, len(running)), wait_s)
             if change < 0:
@@ -198,6 +200,11 @@ class Scaling:
                 why = f"requests wait longer in Triton's queue than {self.limits.grow_queue_s:g} s"
                 why += "" if wait_s is None else f", {wait_s:.3g} s in the mean"
                 self._grow(spare[0], len(running), len(workers), start, why)
+
+    def _begin_anew(self, running: int) -> None:
+        """Forget what was seen before all workers were attached: it is no calm, and who waited has waited for them."""
+        self._queue = None
+        self._rule.change(time.monotonic(), running, by_one=0)
 
     def _wait_s(self, activity: EndpointActivity) -> float | None:
         """Return how long those requests waited in the mean that were answered since the last look."""
@@ -230,8 +237,8 @@ class Scaling:
         """Wait until the worker that was started last is attached; end it where it does not come up."""
         if worker.is_attached:
             self._counts.up += 1
-            # What has waited until now has waited for it.
-            self._grown = self._queue = None
+            self._grown = None
+            self._begin_anew(running)
         elif worker.first_failure is not None or not worker.is_alive or (worker.ends > ends and not worker.is_unproven):
             worker.sleep()
             # It was told, and is nothing to do with the next start.
