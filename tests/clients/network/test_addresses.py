@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,11 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from pytriton.client import AsyncioModelClient, FuturesModelClient, ModelClient
-from pytriton.client._route.addresses import order_addresses
+from pytriton.client._core.deadline import Deadline
+from pytriton.client._route.addresses import order_addresses, start_look_up
 from pytriton.client.exceptions import PyTritonClientConnectionError, PyTritonClientError, PyTritonClientTimeoutError
 from pytriton.triton import Triton
 from support.clients import KINDS, ROW, serving_all
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 NAME = "triton.test"
 DROPS, REFUSES, SERVES = "127.0.0.2", "127.0.0.3", "127.0.0.1"
@@ -133,3 +137,50 @@ def test_localhost_has_an_address_of_either_family() -> None:
     assert order_addresses([six], "LocalHost") == [six, four]
     assert order_addresses([four], "another") == [four]
     assert order_addresses([], "localhost") == []
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Has the resolver answer only when the test is over; holds the names that it was asked for."""
+    asked: list[str] = []
+    over = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **options: Any) -> Sequence[Any]:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            return look_up(host, *args, **options)
+        asked.append(host)
+        over.wait(PATIENCE_S)
+        raise socket.gaierror(socket.EAI_AGAIN, "the test is over")
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    yield asked
+    over.set()
+    eventually(lambda: not look_ups())
+
+
+def look_ups() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "pytriton-client-look-up"]
+
+
+def test_a_resolver_that_does_not_answer_is_waited_for_until_the_deadline(stuck: list[str]) -> None:
+    """The calls, of which there are many, hold one thread for all of them, and none of an event loop."""
+    for _ in range(3):
+        for error in errors_of(f"http://{NAME}:8000", init_timeout_s=0.3):
+            assert isinstance(error, PyTritonClientTimeoutError)
+            assert f"The name {NAME} was not looked up." in error.message
+    assert stuck == [NAME]
+    assert len(look_ups()) == 1
+
+
+def test_a_forked_child_asks_by_itself(stuck: list[str]) -> None:
+    start_look_up(NAME, 8000)
+    eventually(lambda: stuck == [NAME])
+    child = os.fork()
+    if not child:
+        start_look_up(NAME, 8000)
+        deadline = Deadline(PATIENCE_S)
+        while stuck != [NAME, NAME] and not deadline.is_over:
+            time.sleep(0.01)
+        os._exit(len(stuck))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2

@@ -12,7 +12,14 @@ from contextlib import suppress
 from typing import cast
 
 from .._core.deadline import Deadline
-from .._route.addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
+from .._route.addresses import (
+    ATTEMPT_DELAY_S,
+    Address,
+    Attempts,
+    numeric_addresses,
+    order_addresses,
+    start_look_up,
+)
 from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
 
@@ -185,12 +192,16 @@ def is_silent(connected: socket.socket) -> bool:
 
 
 def _connect(route: Route, deadline: Deadline) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        # The resolver raises this for a name with an empty label, or with a label of more than 63 characters.
-        raise OSError(f"{route.hostname!r} cannot be a host name: {error}") from error
     attempts = Attempts(route.hostname)
+    found = numeric_addresses(route.hostname, route.port)
+    if not found:
+        from concurrent.futures import wait
+
+        look_up = start_look_up(route.hostname, route.port)
+        attempts.is_looking_up = not wait([look_up], deadline.remaining_s()).done
+        if attempts.is_looking_up:
+            raise attempts.timeout_error()
+        found = look_up.result()
     slow: dict[socket.socket, Address] = {}
     addresses = order_addresses(found, route.hostname)
     try:

@@ -1,4 +1,4 @@
-"""The addresses that a name stands for: in which order they are tried, and how errors tell of them.
+"""The addresses that a name stands for: how they are found and tried in which order, and how errors tell of them.
 
 An address that drops what it is sent would take all the time that there is. So the next one is tried a little later, or
 as soon as one fails, and the first that answers is taken (RFC 8305).
@@ -9,8 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 ATTEMPT_DELAY_S = 0.25
 """How many seconds an attempt to connect is alone before the next one begins."""
@@ -19,8 +23,59 @@ Address = tuple[int, int, int, str, Any]
 """An address as ``socket.getaddrinfo`` returns it."""
 
 
+# What is asked of the resolver, by the process that asks: a forked child has not the threads of its parent.
+_look_ups: dict[tuple[int, str, int], Future[list[Address]]] = {}
+
+
 class ConnectTimeoutError(TimeoutError):
     """The time was over before there was a connection; the text names the addresses."""
+
+
+def numeric_addresses(hostname: str, port: int) -> list[Address]:
+    """Return the address that a host is given by; none if it is given by a name."""
+    try:
+        return list(socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+    except (OSError, UnicodeError):
+        return []
+
+
+def start_look_up(hostname: str, port: int) -> Future[list[Address]]:
+    """Ask for the addresses of a name in a thread, because the resolver keeps no deadline.
+
+    While a question is open, nobody else asks it, so that a resolver that is stuck holds one thread for each name.
+    """
+    from concurrent.futures import Future  # it costs time, and most addresses are numeric
+
+    key = (os.getpid(), hostname, port)
+    own: Future[list[Address]] = Future()
+    own.set_running_or_notify_cancel()  # who leaves must not cancel it for the others
+    shared = _look_ups.setdefault(key, own)
+    if shared is own:
+        name = "pytriton-client-look-up"
+        try:
+            threading.Thread(target=_look_up, args=(key, own), name=name, daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            _look_up(key, own)
+    return shared
+
+
+def _look_up(key: tuple[int, str, int], answer: Future[list[Address]]) -> None:
+    _, hostname, port = key
+    found: list[Address] = []
+    failure: Exception | None = None
+    try:
+        found = list(socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM))
+    except UnicodeError as error:
+        # The resolver raises this for a name with an empty label, or with a label of more than 63 characters.
+        failure = OSError(f"{hostname!r} cannot be a host name: {error}")
+    except Exception as error:
+        failure = error
+    finally:
+        del _look_ups[key]
+    if failure is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(failure)
 
 
 def order_addresses(found: Sequence[Address], hostname: str = "") -> list[Address]:
@@ -50,6 +105,8 @@ class Attempts:
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
+        # Whether the resolver is asked for the addresses.
+        self.is_looking_up = False
         # What became of each address so far; ``None`` where nothing has yet.
         self.failures: dict[Address, OSError | None] = {}
 
@@ -64,6 +121,8 @@ class Attempts:
 
     def timeout_error(self) -> TimeoutError:
         """Return the error of a host that was not reached in time."""
+        if self.is_looking_up:
+            return ConnectTimeoutError(f"The name {self._hostname} was not looked up.")
         if not self.failures:
             return TimeoutError("the deadline is over")
         return ConnectTimeoutError(f"No address of {self._hostname} was reached: {self._describe()}.")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
-from .addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
+from .addresses import ATTEMPT_DELAY_S, Address, Attempts, numeric_addresses, order_addresses, start_look_up
 
 
 async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.socket:
     """Connect to the first address of a host that answers."""
     connecting: dict[asyncio.Task[socket.socket], Address] = {}
-    left = order_addresses(await _addresses(hostname, port), hostname)
+    found = numeric_addresses(hostname, port)
+    if not found:
+        attempts.is_looking_up = True
+        # Not in a thread of the loop, which waits for those when it ends.
+        found = await asyncio.wrap_future(start_look_up(hostname, port))
+        attempts.is_looking_up = False
+    left = order_addresses(found, hostname)
     try:
         while left or connecting:
             if left:
@@ -54,16 +59,3 @@ async def _connect_to(address: Address) -> socket.socket:
         connecting.close()
         raise
     return connecting
-
-
-async def _addresses(hostname: str, port: int) -> list[Any]:
-    try:
-        # A numeric address needs no look-up, and so no thread.
-        return socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        loop = asyncio.get_running_loop()
-    try:
-        return await loop.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        # The resolver raises this for a name with an empty label, or with a label of more than 63 characters.
-        raise OSError(f"{hostname!r} cannot be a host name: {error}") from error
