@@ -114,8 +114,8 @@ def ask(request: pytest.FixtureRequest, server: Refusing, certificates: Any) -> 
 
 
 def test_the_answer_is_returned_when_it_is_complete(server: Refusing, ask: Ask) -> None:
-    # The last one ends with its connection.
-    answers = [SIZED, CHUNKED] if server.ending == "open" else [SIZED, CHUNKED, UNSIZED]
+    # The last one ends with its connection, which must not break.
+    answers = [SIZED, CHUNKED, UNSIZED] if server.ending == "half-closed" else [SIZED, CHUNKED]
     for server.answer in answers:
         assert ask() == (413, TEXT)
     assert server.connections == len(answers)
@@ -142,4 +142,11 @@ def test_the_answer_is_returned_if_a_write_sees_first_that_the_connection_broke(
 def test_an_answer_that_begins_and_does_not_end_is_no_answer(server: Refusing, ask: Ask) -> None:
     server.answer = SIZED[:-1]
     with pytest.raises(Exception, match="1 more bytes of a response"):
+        ask()
+
+
+@pytest.mark.parametrize("server", ["http closed"], indirect=True)
+def test_an_answer_that_a_broken_connection_ends_is_no_answer(server: Refusing, ask: Ask) -> None:
+    server.answer = UNSIZED
+    with pytest.raises(ConnectionError):
         ask()

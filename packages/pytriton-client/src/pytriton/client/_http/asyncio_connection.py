@@ -167,7 +167,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         with contextlib.suppress(OSError):  # nothing more has come, or the loop has closed the socket
             while self._reading is not None and not self._reading.done():
-                self.buffer_updated(self._socket.recv_into(self._reader.buffer()))
+                count = self._socket.recv_into(self._reader.buffer())
+                if not count:
+                    break  # what ends with the connection may be incomplete
+                self.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()

@@ -141,10 +141,12 @@ class HttpConnection:
                 if is_writable:
                     view = view[self._send_some(view) :]
         except OSError:
-            # The response may have come before the connection broke.
+            # The response may have come before the connection broke; what ends with the connection may be incomplete.
             with suppress(OSError, HttpWireError):
-                if self._receive_available():
-                    return False
+                while count := self._socket.recv_into(self._reader.buffer()):
+                    self._reader.received(count)
+                    if self._reader.is_complete:
+                        return False
             raise
         return True
 
