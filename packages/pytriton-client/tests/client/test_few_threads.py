@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client import DecoupledModelClient, FuturesModelClient, ModelClient
+from pytriton.client import AsyncioModelClient, DecoupledModelClient, FuturesModelClient, ModelClient
 from pytriton.client.exceptions import (
     PyTritonClientConnectionError,
+    PyTritonClientModelNotReadyError,
     PyTritonClientQueueFullError,
     PyTritonClientTimeoutError,
 )
@@ -87,3 +89,18 @@ def test_futures(http_server: Any, let_start: Callable[[int], None]) -> None:
         http_server.released.set()
         for future in futures:
             np.testing.assert_array_equal(future.result(300)["sum"], ROW)
+
+
+def test_an_event_loop(server: Any, let_start: Callable[[int], None]) -> None:
+    async def ask(timeout_s: float) -> None:
+        async with AsyncioModelClient(server.url, "add") as client:
+            await client.wait_for_model(timeout_s)
+
+    let_start(0)
+    if server.protocol == "http":
+        asyncio.run(ask(300))
+    else:
+        with pytest.raises(PyTritonClientModelNotReadyError, match="can't start new thread"):
+            asyncio.run(ask(0.3))
+    let_start(1000)
+    asyncio.run(ask(300))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
 from .._core.startup import Ask, Target
 from .._core.tls import TlsSettings, make_ssl_context
-from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
+from .._core.translate import Operation, closed_error, connection_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .._route.proxies import describe_proxy
@@ -160,6 +161,8 @@ class AsyncGrpcTransport:
             return await self._channels.get()
         except LoopsClosedError as error:
             raise closed_error(operation.model_name, self._url, self._client) from error
+        except RuntimeError as error:  # the system has no thread left
+            raise connection_error(operation, str(error)) from error
 
     def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
         if self._channels.is_closed:
@@ -250,6 +253,8 @@ class _Channel:
     """A channel of one event loop."""
 
     def __init__(self, url: TritonUrl, credentials: grpc.ChannelCredentials | None, max_response_bytes: int) -> None:
+        # grpc.aio starts a thread with its first channel; where it cannot, it ends the process.
+        threading.Thread(target=int, name="pytriton-client-probe", daemon=True).start()
         options = channel_options(url, max_response_bytes)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(url.without_scheme, options)
