@@ -27,7 +27,7 @@ from pytriton import inprocess
 from pytriton.cli import reloading
 from pytriton.cli.reloading import Reloader
 from pytriton.client import _futures_pool
-from pytriton.client._grpc.watchdog import Watchdog as ClientWatchdog
+from pytriton.client._core.deadline import Watchdog as ClientWatchdog
 from pytriton.inprocess.callables.batches import DirectSink
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import AttachError, ConnectionLostError, ModelSpec, Worker

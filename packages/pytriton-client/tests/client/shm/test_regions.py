@@ -7,6 +7,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from pytriton.client._core.spec import ModelSpec, TensorSpec
 from pytriton.client._shm import placing, pool, regions
 from pytriton.client._shm.pool import RegionPool, stale_regions_of
 from pytriton.client._shm.regions import Region, is_left_behind, remove_left_files
+from support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs the shared memory of Linux")
 
@@ -31,6 +34,8 @@ def _nothing_left() -> Iterator[None]:
     before = set(os.listdir("/dev/shm"))
     stale_regions_of(URL).names.clear()
     yield
+    gc.collect()
+    eventually(lambda: "pytriton-client-watchdog" not in {thread.name for thread in threading.enumerate()})
     assert not [name for name in set(os.listdir("/dev/shm")) - before if f".{os.getpid()}." in name]
 
 
@@ -58,6 +63,39 @@ def test_region_has_its_memory_and_nobody_else_sees_it() -> None:
         region.unlink()
     region.unlink()
     assert not path.exists()
+
+
+def test_idle_memory_goes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does although a server has it mapped, and nobody calls the client."""
+    idle = RegionPool(URL)
+    region = idle.make(1 << 20)
+    with Path("/dev/shm", region.name).open("rb") as mapped_by_the_server:
+        region.unlink()
+        region.memory[:] = 7
+        monkeypatch.setattr(pool, "_LONGEST_FREE_S", 0.2)
+        idle.give_back(region)
+        if idle.take(1 << 20) is region:  # else the test was slow
+            assert region.memory[0] == 7
+            assert left() == []
+            idle.give_back(region)
+        eventually(lambda: left() == [region.name])
+        eventually(lambda: os.fstat(mapped_by_the_server.fileno()).st_blocks == 0)
+        assert idle.take(1 << 20) is None
+        monkeypatch.setattr(pool, "_LONGEST_FREE_S", 1e9)
+        other = made(idle, 1 << 20)
+        idle.give_back(other)
+        idle.close()
+
+
+def test_the_wait_for_idle_memory_does_not_keep_a_client() -> None:
+    dropped = RegionPool(URL)
+    region = made(dropped, 1 << 20)
+    dropped.give_back(region)
+    gone = weakref.ref(dropped)
+    del dropped
+    gc.collect()
+    assert gone() is None
+    assert left() == [region.name]
 
 
 def test_more_than_there_is() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
+from .._core.deadline import Watchdog
 from .._core.forks import Lock, call_in_child
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
@@ -34,7 +35,6 @@ from .messages import (
     service_pb2_grpc,
 )
 from .patched import adapt_to_patches, check_stream
-from .watchdog import Watchdog
 
 # How long to wait for the end of a call whose last response has come, in seconds.
 STREAM_END_TIMEOUT_S = 5.0

@@ -51,9 +51,8 @@ def start_look_up(hostname: str, port: int) -> Future[list[Address]]:
     own.set_running_or_notify_cancel()  # who leaves must not cancel it for the others
     shared = _look_ups.setdefault(key, own)
     if shared is own:
-        name = "pytriton-client-look-up"
         try:
-            threading.Thread(target=_look_up, args=(key, own), name=name, daemon=True).start()
+            threading.Thread(target=_look_up, args=(key, own), name="pytriton-client-look-up", daemon=True).start()
         except RuntimeError:  # the system has no thread left
             _look_up(key, own)
     return shared

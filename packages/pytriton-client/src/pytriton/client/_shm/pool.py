@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from .._core.deadline import Watchdog
 from .._core.forks import call_in_child
 from .regions import Region, room
 
@@ -73,11 +74,12 @@ class RegionPool:
 
     def __init__(self, url: str) -> None:
         self._stale = stale_regions_of(url)
+        self._idleness = _Idleness(self)
         # For each region that the server may have mapped: how often the server had forgotten all regions before.
         self._known: dict[str, int] = {}
         self._begin()
         # A client that is dropped without close() leaves its regions to the next client.
-        weakref.finalize(self, _leave_all, self._stale, self._known).atexit = False
+        weakref.finalize(self, _leave_all, self._stale, self._known, self._idleness).atexit = False
         # A forked child leaves the regions to its parent.
         call_in_child(self, RegionPool._begin)
 
@@ -151,8 +153,15 @@ class RegionPool:
             for free in list(self._free):
                 self._set_free(free)
 
+    def drop_free(self) -> None:
+        """Drop the regions that are free."""
+        with self._exclusive():
+            for region in list(self._free):
+                self._drop(region)
+
     def close(self) -> None:
         """Drop the regions that no request uses, now and later. Arrays of the caller keep their memory."""
+        _watchdog().forget(self._idleness)
         with self._exclusive():
             self._is_closed = True
             for region in (*self._free, *(region for region, lent in self._lent.items() if lent is not None)):
@@ -200,12 +209,33 @@ class RegionPool:
         for oldest, since in list(self._free.items()):
             if now - since > _LONGEST_FREE_S or sum(map(_size_of, self._free)) > most:
                 self._drop(oldest)
+        with contextlib.suppress(RuntimeError):  # the system has no thread left: the next call looks at the times
+            _watchdog().begin(self._idleness, _LONGEST_FREE_S)
 
     def _drop(self, region: Region) -> None:
-        self._free.pop(region, None)
+        if self._free.pop(region, None) is not None:
+            region.release()
         self._lent.pop(region, None)
         if self._known.pop(region.name, None) is not None:
             self._stale.add(region.name)
+
+
+class _Idleness:
+    """Drops the free regions of a pool when none has become free for ``_LONGEST_FREE_S``; does not keep it alive."""
+
+    def __init__(self, pool: RegionPool) -> None:
+        self._pool = weakref.ref(pool)
+
+    def end_wait(self) -> None:
+        _watchdog().forget(self)  # first, so that a region that becomes free now is dropped, or waits anew
+        pool = self._pool()
+        if pool is not None:
+            pool.drop_free()
+
+
+@functools.cache
+def _watchdog() -> Watchdog:
+    return Watchdog()
 
 
 _forks = 0
@@ -228,6 +258,7 @@ def _put(returned: deque[Region], region: Region, _gone: object) -> None:
     returned.append(region)
 
 
-def _leave_all(stale: StaleRegions, known: dict[str, int]) -> None:
+def _leave_all(stale: StaleRegions, known: dict[str, int], idleness: _Idleness) -> None:
+    _watchdog().forget(idleness)
     for name in known:
         stale.add(name)

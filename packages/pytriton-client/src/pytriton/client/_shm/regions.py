@@ -42,12 +42,18 @@ class Region:
         try:
             # Without this, a full tmpfs would end this process, or the server, by SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
-            self.memory: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+            self._mapped = mmap.mmap(descriptor, size)
+            self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._mapped, np.uint8)
         except BaseException:
             self.unlink()
             raise
         finally:
             os.close(descriptor)
+
+    def release(self) -> None:
+        """Give the memory back to the system at once, although a server may have it mapped; it cannot be used again."""
+        with suppress(OSError):  # the memory then goes back when the server forgets the region
+            self._mapped.madvise(mmap.MADV_REMOVE)
 
     def unlink(self) -> None:
         """Remove the name. A second call does nothing."""

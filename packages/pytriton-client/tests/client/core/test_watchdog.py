@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 
-from pytriton.client._grpc.watchdog import Watchdog
+from pytriton.client._core.deadline import Watchdog
 
 NAME = "pytriton-client-watchdog"
 
