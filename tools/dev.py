@@ -177,6 +177,8 @@ def pip_settings() -> dict[str, str]:
 
 def lock_settings(arguments: Sequence[str]) -> dict[str, str]:
     """Have uv and pip install what a lock names; which one depends on the environment that hatch is to run in."""
+    if any(argument.startswith("dynamo:") for argument in arguments):
+        return {}  # Dynamo wants other releases than all else
     name = "deploy" if "deploy:check" in arguments else "numpy1" if "+numpy=1" in arguments else "checks"
     lock = LOCKS / f"{name}.txt"
     # Both take several files, parted by spaces, and run in other folders, too: a URI has no spaces.
@@ -665,7 +667,9 @@ def demo(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def bench(runner: Runner, arguments: Sequence[str]) -> int:
-    """Compare with other ways to serve a function; `tokens`, `many_models`, `variable`, `sleeping` measure ours."""
+    """Compare with others; `tokens`, `many_models`, `variable`, `sleeping`, `dynamo` measure parts of ours."""
+    if arguments[:1] == ["dynamo"]:
+        return prepare(runner) or runner.hatch("run", "dynamo:bench", *arguments[1:])
     program = "run"
     if arguments[:1] in (["tokens"], ["many_models"], ["variable"], ["sleeping"]):
         program, *arguments = arguments

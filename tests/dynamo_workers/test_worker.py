@@ -29,7 +29,8 @@ from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton
 from support.clients.dynamo import Cell, front_end, tensor
-from support.processes import while_running
+from support.http import call
+from support.processes import free_ports, require, while_running
 from support.serving import local_config, running
 from support.waiting import PATIENCE_S, drive, eventually
 
@@ -328,3 +329,29 @@ def test_brain_floats_keep_their_bits(cell: Cell) -> None:
 
     assert answer.outputs[0].datatype == "BF16"
     assert answer.raw_output_contents[0] == request.raw_input_contents[0]
+
+
+def test_found_by_etcd(tmp_path: Path) -> None:
+    etcd = require("etcd", "etcd-server")
+    url, peers = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+    command = [etcd, "--data-dir", tmp_path / "etcd", "--listen-client-urls", url, "--advertise-client-urls", url]
+    command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+    command += ["--initial-cluster", f"default={peers}", "--logger", "zap", "--log-level", "error"]
+    file = tmp_path / "app.py"
+    file.write_text(APP)
+    variables = [("DYN_DISCOVERY_BACKEND", "etcd"), ("ETCD_ENDPOINTS", url)]
+    with while_running(command):
+        eventually(lambda: answers(url))
+        with front_end(tmp_path, variables) as cell:
+            with cell.serving(file), cell.client("shout") as client:
+                assert client.infer("shout", text("x")).as_numpy("output").tolist() == [b"X"]
+            with cell.client() as client:
+                eventually(lambda: not cell.has(client, "shout"))
+
+
+def answers(url: str) -> bool:
+    """Return whether etcd answers."""
+    try:
+        return call(url, "GET", "/health")[0] == 200
+    except OSError:
+        return False
