@@ -6,9 +6,10 @@ with any of them. Importing it brings neither gRPC nor an HTTP library.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._asyncio import DirectStreamsClient
+from ._core.deadline import Deadline
 from ._core.spec import parse_model_config
 from ._core.tls import TlsSettings, check_tls, make_ssl_context
 from ._core.translate import is_denial
@@ -18,9 +19,14 @@ from ._route.proxies import NO_GRPC_PROXY, Route, describe_proxy, find_route
 if TYPE_CHECKING:
     import grpc
 
+    from ._grpc.http2 import Http2Channel, Http2Error
+
 __all__ = [
     "NO_GRPC_PROXY",
+    "Deadline",
     "DirectStreamsClient",
+    "Http2Channel",
+    "Http2Error",
     "Route",
     "TlsSettings",
     "TritonUrl",
@@ -32,6 +38,14 @@ __all__ = [
     "make_ssl_context",
     "parse_model_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Http2Channel", "Http2Error"):  # they need hpack, which is for few
+        from ._grpc import http2
+
+        return getattr(http2, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_grpc_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:

@@ -10,18 +10,25 @@ import logging
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import uvloop
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from dynamo import llm, runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from dynamo.llm import exceptions as dynamo_errors  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from pytriton.catalog.listing import known_models
-from pytriton.client.management import NO_GRPC_PROXY, TlsSettings, TritonUrl, check_tls, make_grpc_credentials
+from pytriton.client.management import (
+    Deadline,
+    Http2Channel,
+    Http2Error,
+    TlsSettings,
+    TritonUrl,
+    check_tls,
+    make_ssl_context,
+)
 from pytriton.dynamo._messages import UnfitRequestError, as_card_config, as_message, as_response
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import ControlError
@@ -33,6 +40,10 @@ logger = logging.getLogger("pytriton.dynamo")
 _COMPONENT = "pytriton"
 _LOOK_S = 1.0
 _TIMEOUT_S = 10.0
+_NO_LIMIT_S = 1e7  # the server, or the caller, ends it
+_MOST_BYTES = 2**31 - 1
+_MOST_AT_ONCE = 64
+_SERVICE = "/inference.GRPCInferenceService"
 # Front ends learn within this that a worker leaves; what they still send meanwhile is answered.
 _LEAVE_S = 1.0
 _ACCESS_HEADER = "triton-access-token"
@@ -42,10 +53,10 @@ _FINAL = "triton_final_response"
 _EMPTY_END = "triton_enable_empty_final_response"
 # What callers read of a status is the word before its text: InvalidRequest, Unavailable, ...
 _KINDS = {
-    grpc.StatusCode.INVALID_ARGUMENT: dynamo_errors.InvalidArgument,
-    grpc.StatusCode.DEADLINE_EXCEEDED: dynamo_errors.ConnectionTimeout,
-    grpc.StatusCode.CANCELLED: dynamo_errors.Cancelled,
-    grpc.StatusCode.UNAVAILABLE: dynamo_errors.CannotConnect,
+    "INVALID_ARGUMENT": dynamo_errors.InvalidArgument,
+    "DEADLINE_EXCEEDED": dynamo_errors.ConnectionTimeout,
+    "CANCELLED": dynamo_errors.Cancelled,
+    "UNAVAILABLE": dynamo_errors.CannotConnect,
 }
 
 
@@ -104,16 +115,12 @@ class _Worker:
         self._settings = settings
         tls = check_tls(settings.tls, url)
         self._control = connect(url, settings.access_token, tls)
-        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        options += [NO_GRPC_PROXY] if url.is_loopback else []
-        address = f"{url.hostname}:{url.port}"
-        credentials = make_grpc_credentials(url, tls)
-        self._channel = (
-            grpc.aio.insecure_channel(address, options)
-            if credentials is None
-            else grpc.aio.secure_channel(address, credentials, options)
-        )
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        ssl_context = None
+        if url.is_encrypted:
+            ssl_context = make_ssl_context(tls)
+            ssl_context.set_alpn_protocols(["h2"])
+        # gRPC's own library takes each answer through a thread of its own, which costs more than all else here.
+        self._channel = Http2Channel(url, ssl_context, _MOST_BYTES)
         self._metadata = [(_ACCESS_HEADER, settings.access_token)] if settings.access_token else []
         self._offers: dict[str, _Offer] = {}
         self._served: dict[str, _Served] = {}
@@ -150,8 +157,8 @@ class _Worker:
         try:
             wanted = await self._find()
             problem = ""
-        except (ControlError, grpc.aio.AioRpcError) as error:
-            wanted, problem = {}, error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        except (ControlError, Http2Error, TimeoutError) as error:
+            wanted, problem = {}, str(error)
         if problem != self._problem:
             self._problem = problem
             text = f"No model is offered to Dynamo: {problem}" if problem else "The server answers again."
@@ -178,7 +185,8 @@ class _Worker:
             for version in versions:
                 name = model if version == versions[-1] else f"{model}:{version}"
                 request = service_pb2.ModelConfigRequest(name=model, version=str(version))
-                answer = await self._stub.ModelConfig(request, metadata=self._metadata, timeout=_TIMEOUT_S)
+                async with contextlib.aclosing(self._call("ModelConfig", request, self._metadata)) as answers:
+                    (answer,) = [service_pb2.ModelConfigResponse.FromString(data) async for data in answers]
                 config = answer.config
                 decoupled = config.model_transaction_policy.decoupled
                 offers[name] = _Offer(name, model, str(version), as_card_config(config, name), decoupled)
@@ -227,28 +235,48 @@ class _Worker:
             message = as_message(request, offer.model, offer.version)
         except UnfitRequestError as error:
             raise dynamo_errors.InvalidArgument(str(error)) from None
-        traced = (context.trace_headers() or {}).items()
-        metadata = [*self._metadata, *traced]
+        metadata = [*self._metadata, *(context.trace_headers() or {}).items()]
+        method = "ModelInfer"
         if offer.is_decoupled:
-            call = self._stub.ModelStreamInfer(iter([message]), metadata=[*metadata, _STATUS_OF_ERRORS])
-        else:
-            call = self._stub.ModelInfer(message, metadata=metadata)
-        left = asyncio.ensure_future(context.async_killed_or_stopped())
-        left.add_done_callback(lambda _: call.cancel())
+            method, metadata = "ModelStreamInfer", [*metadata, _STATUS_OF_ERRORS]
         try:
-            if offer.is_decoupled:
-                async for part in call:
+            async with contextlib.aclosing(self._call(method, message, metadata, context)) as answers:
+                async for data in answers:
+                    if not offer.is_decoupled:
+                        yield as_response(service_pb2.ModelInferResponse.FromString(data), name)
+                        continue
+                    part = service_pb2.ModelStreamInferResponse.FromString(data)
                     if part.error_message:
                         raise dynamo_errors.Unknown(part.error_message)
                     if part.infer_response.outputs or _is_wanted(part.infer_response, message):
                         yield as_response(part.infer_response, name)
-            else:
-                yield as_response(await call, name)
-        except grpc.aio.AioRpcError as error:
-            raise _as_dynamo_error(error) from None
-        finally:
-            left.cancel()
-            call.cancel()  # nothing, if it is over
+        except Http2Error as error:
+            raise _KINDS.get(error.status, dynamo_errors.Unknown)(_text_of(error)) from None
+        except TimeoutError:
+            raise dynamo_errors.CannotConnect(f"no connection to the server within {_TIMEOUT_S:g} s") from None
+
+    async def _call(
+        self, method: str, message: Any, metadata: Sequence[tuple[str, str]], context: Any = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the messages with which the server answers; the call ends with the generator, and with its caller."""
+        data = message.SerializeToString()
+        for may_repeat in (True, False):
+            call = await self._channel.call(f"{_SERVICE}/{method}", metadata, data, Deadline(_TIMEOUT_S))
+            left = asyncio.ensure_future(context.async_killed_or_stopped()) if context is not None else None
+            if left is not None:
+                left.add_done_callback(lambda _, call=call: call.reset())
+            try:
+                while answers := await call.receive_some(_NO_LIMIT_S, _MOST_AT_ONCE):
+                    for answer in answers:
+                        yield answer
+                return
+            except Http2Error as error:
+                if not (may_repeat and error.is_untouched):
+                    raise
+            finally:
+                if left is not None:
+                    left.cancel()
+                call.reset()  # nothing, if it is over
 
 
 def _is_wanted(response: Any, request: Any) -> bool:
@@ -262,8 +290,6 @@ def _slug(name: str) -> str:
     return f"{re.sub('[^a-z0-9_-]', '_', name.lower())}_{digest}"
 
 
-def _as_dynamo_error(error: grpc.aio.AioRpcError) -> Exception:
-    """Return the exception with which Dynamo tells a caller about an error of the server."""
-    code, text = error.code(), error.details() or ""
-    made: Exception = _KINDS[code](text) if code in _KINDS else dynamo_errors.Unknown(f"{code.name}: {text}")
-    return made
+def _text_of(error: Http2Error) -> str:
+    """Return what a caller is told; Dynamo's words for errors are fewer than the statuses."""
+    return error.text if error.status in _KINDS else f"{error.status}: {error.text}"
