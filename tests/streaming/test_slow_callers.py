@@ -123,6 +123,8 @@ def is_paused(name: str) -> bool:
 class HttpCaller:
     """Reads the events of `generate_stream` from a socket, when asked to."""
 
+    headers = ""
+
     def __init__(self, triton: Triton, name: str, value: int) -> None:
         host, _, port = str(triton.http_url).removeprefix("http://").rpartition(":")
         self._socket = socket.socket()
@@ -131,8 +133,8 @@ class HttpCaller:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         self._socket.connect((host, int(port)))
         body = json.dumps({"x": [float(value)]}).encode()
-        head = f"POST /v2/models/{name}/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._socket.sendall(head.encode() + body)
+        head = f"POST /v2/models/{name}/generate_stream HTTP/1.1\r\nHost: a\r\n{self.headers}"
+        self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self._text = b""
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -151,6 +153,12 @@ class HttpCaller:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class ExpectingCaller(HttpCaller):
+    """One that sends its body without the wait for 100 Continue."""
+
+    headers = "Expect: 100-continue\r\n"
 
 
 class GrpcCaller:
@@ -209,6 +217,17 @@ def test_a_generator_waits_for_its_caller(triton: Triton, caller_of: Any, name: 
             most_ahead = max(most_ahead, given[name] - len(numbers))
         assert numbers == list(range(COUNT))
         assert most_ahead < MOST_AHEAD
+    finally:
+        caller.close()
+
+
+@pytest.mark.parametrize("caller_type", [ExpectingCaller])
+def test_a_generator_waits_for_a_caller_who_asks_in_another_way(triton: Triton, caller_type: type[HttpCaller]) -> None:
+    caller = caller_type(triton, "wide", COUNT)
+    try:
+        eventually(lambda: is_paused("wide") or given["wide"] == COUNT)
+        assert given["wide"] < MOST_AHEAD
+        assert [found["y"][0] for found in caller.rows()] == list(range(COUNT))
     finally:
         caller.close()
 

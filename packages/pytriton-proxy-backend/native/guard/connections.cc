@@ -73,6 +73,17 @@ Interest* Connections::FindInterest(int fd) {
   return slot == nullptr || slot->mark.load(std::memory_order_acquire) == kNone ? nullptr : &slot->interest;
 }
 
+ConnectionName Connections::NameOf(int fd) {
+  const Slot* slot = SlotOf(fd);
+  if (slot == nullptr || slot->mark.load(std::memory_order_acquire) == kNone) return {};
+  return {fd, slot->generation.load(std::memory_order_acquire)};
+}
+
+int Connections::DescriptorOf(ConnectionName name) {
+  const Slot* slot = SlotOf(name.fd);
+  return slot != nullptr && slot->generation.load(std::memory_order_acquire) == name.generation ? name.fd : -1;
+}
+
 void Connections::SetRequest(int fd, const TRITONSERVER_InferenceRequest* request) {
   if (Slot* slot = SlotOf(fd); slot != nullptr) slot->request.store(request, std::memory_order_release);
 }
@@ -87,6 +98,7 @@ Connection* Connections::Remove(int fd) {
   if (slot == nullptr || slot->mark.load(std::memory_order_relaxed) == kNone) return nullptr;
   ThreadLoad* const thread = slot->thread.exchange(nullptr, std::memory_order_acq_rel);
   if (thread != nullptr) thread->fetch_sub(1, std::memory_order_relaxed);
+  slot->generation.fetch_add(1, std::memory_order_acq_rel);
   const uint8_t mark = slot->mark.exchange(kNone, std::memory_order_acq_rel);
   return mark == kKnown ? slot->connection.load(std::memory_order_relaxed) : nullptr;
 }

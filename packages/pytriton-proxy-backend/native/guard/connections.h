@@ -64,6 +64,12 @@ struct HeadMark {
   std::atomic<const void*> thread;
 };
 
+// One connection, and never another one that has its descriptor later.
+struct ConnectionName {
+  int fd = -1;
+  uint32_t generation = 0;  // how many connections had the descriptor before
+};
+
 // The connections by descriptor. An entry is made when a socket is accepted and gone when it is closed; the objects are
 // kept for the next connection with the same number, so a pointer to one never dangles.
 class Connections {
@@ -84,6 +90,10 @@ class Connections {
     Slot* slot = SlotOf(fd);
     return slot == nullptr ? nullptr : &slot->head;
   }
+  // The name of a connection that was accepted; of any other descriptor one that stands for none.
+  ConnectionName NameOf(int fd);
+  // The descriptor of a connection as long as that is not closed; else -1.
+  int DescriptorOf(ConnectionName name);
   // The request that was made of a connection last; null where it was taken before.
   void SetRequest(int fd, const TRITONSERVER_InferenceRequest* request);
   const TRITONSERVER_InferenceRequest* TakeRequest(int fd);
@@ -94,6 +104,7 @@ class Connections {
   enum Mark : uint8_t { kNone, kFresh, kKnown };
   struct Slot {
     std::atomic<uint8_t> mark;
+    std::atomic<uint32_t> generation;
     std::atomic<Connection*> connection;
     std::atomic<ThreadLoad*> thread;  // that it is counted for, or null
     std::atomic<const TRITONSERVER_InferenceRequest*> request;

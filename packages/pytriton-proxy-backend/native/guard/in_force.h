@@ -105,7 +105,11 @@ inline bool IsInChild() {
 // reads in between belongs to other requests.
 inline thread_local bool t_reads_http = false;
 
-// The connection that this thread reads no more until its request is answered: the next request that it makes is of that.
-inline thread_local int t_paused = -1;
+// The connection over HTTP that this thread has read, written, or stopped or begun to read last. The front end makes a request
+// in the same call, so the next one that this thread makes is of that connection.
+inline thread_local ConnectionName t_handled;
+
+// Its descriptor; -1 where there is none, or it was closed.
+inline int HandledConnection(Guard* guard) { return guard->connections.DescriptorOf(t_handled); }
 
 }  // namespace pytriton::guard

@@ -186,6 +186,7 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   if (is_http) Reach(Protection::kHttpResponses);
   Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
   if (connection == nullptr) return next(fd, parts, count);
+  t_handled = guard->connections.NameOf(fd);
   HttpAnswers& answers = connection->answers;
   const uint64_t chunks = answers.chunks();
   const bool begins = answers.is_at_begin() && connection->awaits_response();

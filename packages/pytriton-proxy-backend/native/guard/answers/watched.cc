@@ -119,11 +119,11 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
   watched->next(response, flags, watched->user);
 }
 
-// The request whose responses a front end is about to ask for: that of the HTTP connection which this thread has stopped
-// reading, or one that the front end for gRPC has handed on.
+// The request whose responses a front end is about to ask for: that of the HTTP connection which this thread handles,
+// or one that the front end for gRPC has handed on.
 std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_InferenceRequest* request) {
-  if (t_paused >= 0) {
-    const Connection* const connection = guard->connections.FindKnown(t_paused);
+  if (const int fd = HandledConnection(guard); fd >= 0) {
+    const Connection* const connection = guard->connections.FindKnown(fd);
     if (connection == nullptr || connection->unanswered.empty()) return nullptr;
     const auto& found = connection->unanswered.front();
     // Such as one of a front end of Triton's for a cloud.
@@ -146,7 +146,7 @@ TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_Infere
   auto outcome = guard == nullptr ? nullptr : FindOutcome(guard, request);
   if (outcome == nullptr) return next(request, allocator, allocator_user, on_response, user);
   auto watched = std::make_unique<WatchedResponses>(
-      WatchedResponses{on_response, user, std::move(outcome), request, t_paused});
+      WatchedResponses{on_response, user, std::move(outcome), request, HandledConnection(guard)});
   TRITONSERVER_Error* const error = next(request, allocator, allocator_user, OnWatchedResponse, watched.get());
   if (error != nullptr) return error;
   // Deletes that of an earlier request which was never handed to Triton: its callback will not be called.
@@ -175,7 +175,7 @@ TRITONSERVER_Error* SubmitWatched(SubmitFunction next, TRITONSERVER_Server* serv
 // as if the name was right. What stands among `parameters` is meant as such. Null where nothing is wrong.
 TRITONSERVER_Error* CheckName(const TRITONSERVER_InferenceRequest* request, const char* name) {
   Guard* guard = Active();
-  if (guard == nullptr || name == nullptr || t_paused < 0 || guard->limits.generate_extra_names != 0) return nullptr;
+  if (guard == nullptr || name == nullptr || guard->limits.generate_extra_names != 0 || HandledConnection(guard) < 0) return nullptr;
   const auto outcome = FindOutcome(guard, request);
   if (outcome == nullptr || outcome->generate == nullptr) return nullptr;
   GenerateRequest& generate = *outcome->generate;

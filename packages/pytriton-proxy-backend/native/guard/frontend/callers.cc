@@ -1,7 +1,5 @@
 #include "callers.h"
 
-#include <utility>
-
 #include "../../grpc/front_end.h"
 #include "../in_force.h"
 #include "../protections.h"
@@ -9,9 +7,11 @@
 namespace pytriton::guard {
 
 int BeginSubmission(TRITONSERVER_InferenceRequest* request) {
-  const int connection = std::exchange(t_paused, -1);
   Guard* const guard = Active();
-  if (guard == nullptr || connection < 0) return -1;
+  if (guard == nullptr) return -1;
+  const int connection = HandledConnection(guard);
+  t_handled = {};
+  if (connection < 0) return -1;
   guard->callers.OnSubmit(request, connection);
   guard->connections.SetRequest(connection, request);
   return connection;

@@ -45,18 +45,12 @@ uint32_t OnUnwanted(int fd, uint32_t events) {
   return 0;
 }
 
-// The front end stops reading a connection before it makes the request that it has read, and reads on after that.
-void NotePause(int operation, int fd) {
-  if (operation == EPOLL_CTL_DEL) t_paused = fd;
-  if (operation == EPOLL_CTL_ADD && t_paused == fd) t_paused = -1;
-}
-
 }  // namespace
 
 int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
   Interest* interest = FindInterest(fd);
   if (interest != nullptr && Active()->limits.frontend == 0) {
-    if (t_reads_http && t_epoll == epoll) NotePause(operation, fd);
+    if (t_reads_http && t_epoll == epoll) t_handled = Active()->connections.NameOf(fd);
     return NextEpollControl(epoll, operation, fd, event);
   }
   HttpPoll* poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
@@ -65,7 +59,7 @@ int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
     poll = t_http_poll;
   }
   if (poll == nullptr || poll->epoll() != epoll) return NextEpollControl(epoll, operation, fd, event);
-  if (poll == t_http_poll) NotePause(operation, fd);
+  if (poll == t_http_poll) t_handled = Active()->connections.NameOf(fd);
   return poll->Control(interest, operation, fd, event, poll == t_http_poll);
 }
 
