@@ -274,6 +274,9 @@ def test_the_guard_and_the_token_are_not_to_be_seen(guarded: Triton) -> None:
     assert mark is not None
     status, _ = ask(guarded, post("/v2/repository/index", b"{}", f"triton-access-token: {mark[1].decode()}"))
     assert status == 403
+    for target in ("http://h/v2/repository/index", "x://h:1/v2/repository/index?a", "/v2/repository/index?"):
+        assert ask(guarded, post(target, b"{}"))[0] == 403
+        assert ask(guarded, post(target, b"{}", f"triton-access-token: {token}"))[0] == 200
 
 
 @pytest.mark.slow

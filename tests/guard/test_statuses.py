@@ -175,11 +175,12 @@ def told_of(triton: Triton, model: str, infer: str, **changes: Any) -> list[str]
     return [*over_http, over_grpc(triton, model, **changes)]
 
 
+@pytest.mark.parametrize("host", ["", "http://h"])
 @pytest.mark.parametrize("line", ["HTTP/1.0", "HTTP/1.0\r\nConnection: keep-alive"])
-def test_http_1_0_has_no_chunks(served: Triton, line: str) -> None:
+def test_http_1_0_has_no_chunks(served: Triton, line: str, host: str) -> None:
     def answer(path: str, body: str = '{"x":1}') -> tuple[bytes, bytes]:
         with connect(served) as connection:
-            connection.sendall(post(path, body, line))
+            connection.sendall(post(path, body, line, host))
             head, _, body_of_it = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
         assert b"chunked" not in head, head
         return head.split(b"\r\n")[0], body_of_it
@@ -215,5 +216,5 @@ def test_an_error_that_is_behind_another_request_of_its_connection(served: Trito
     assert re.findall(rb"HTTP/1.1 (\d+)", data) == [b"200", b"400", b"200"]
 
 
-def post(path: str, body: str, line: str = "HTTP/1.1") -> bytes:
-    return f"POST /v2/models/{path} {line}\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+def post(path: str, body: str, line: str = "HTTP/1.1", host: str = "") -> bytes:
+    return f"POST {host}/v2/models/{path} {line}\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()

@@ -124,6 +124,7 @@ class HttpCaller:
     """Reads the events of `generate_stream` from a socket, when asked to."""
 
     headers = ""
+    host = ""
 
     def __init__(self, triton: Triton, name: str, value: int) -> None:
         host, _, port = str(triton.http_url).removeprefix("http://").rpartition(":")
@@ -133,7 +134,7 @@ class HttpCaller:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         self._socket.connect((host, int(port)))
         body = json.dumps({"x": [float(value)]}).encode()
-        head = f"POST /v2/models/{name}/generate_stream HTTP/1.1\r\nHost: a\r\n{self.headers}"
+        head = f"POST {self.host}/v2/models/{name}/generate_stream HTTP/1.1\r\nHost: a\r\n{self.headers}"
         self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self._text = b""
 
@@ -159,6 +160,12 @@ class ExpectingCaller(HttpCaller):
     """One that sends its body without the wait for 100 Continue."""
 
     headers = "Expect: 100-continue\r\n"
+
+
+class ProxyingCaller(HttpCaller):
+    """One that names the host in the first line, as callers of a proxy do."""
+
+    host = "http://a:80"
 
 
 class GrpcCaller:
@@ -221,7 +228,7 @@ def test_a_generator_waits_for_its_caller(triton: Triton, caller_of: Any, name: 
         caller.close()
 
 
-@pytest.mark.parametrize("caller_type", [ExpectingCaller])
+@pytest.mark.parametrize("caller_type", [ExpectingCaller, ProxyingCaller])
 def test_a_generator_waits_for_a_caller_who_asks_in_another_way(triton: Triton, caller_type: type[HttpCaller]) -> None:
     caller = caller_type(triton, "wide", COUNT)
     try:

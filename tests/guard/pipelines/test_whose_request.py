@@ -61,6 +61,8 @@ def generate(model: str, body: dict[str, Any], *headers: str, target: str = "", 
 FORMS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "as any": ((), {}),
     "a caller that waits for 100 Continue, and has not waited": ((EXPECTS,), {}),
+    "a target with scheme and host": ((), {"target": "http://h"}),
+    "all of it": ((EXPECTS,), {"target": "HTTP://h:80", "version": "1.0"}),
 }
 
 

@@ -128,6 +128,10 @@ void HeadsOfRequests() {
   becomes("OPTIONS /v2/health/ready?a=b", "GET /v2/health/ready?a=b&&&&");
   becomes("OPTIONS /v2/models/m/ready", "GET /v2/models/m/ready?&&&");
   becomes("OPTIONS /v2/models/m/infer", "OPTIONS /v2/models/m/infer");
+  becomes("HEAD http://h/v2", "GET http://h/v2?");
+  becomes("HEAD http://h", "GET http://h/");
+  becomes("OPTIONS http://h:1", "GET http://h:1/?&&");
+  becomes("OPTIONS http://h/v2/health/ready", "GET http://h/v2/health/ready?&&&");
   CHECK(Read("HEAD /v2 HTTP/1.1\r\n\r\n", {2}).status == kNotAllowed);
   CheckRefused("GET /v2\r\n\r\n", 400, "expected METHOD PATH HTTP/1.1, got 'GET /v2'");
   CheckRefused("GET  /v2 HTTP/1.1\r\n\r\n", 400, "expected METHOD PATH");
@@ -163,6 +167,32 @@ void HeadsOfRequests() {
   for (const char* coding : {"CHUNKED", "chunkeD", "chunked ", "\tchunked", "gzip, chunked", "identity", ""}) {
     CheckRefused(kPost + "Transfer-Encoding: " + coding + "\r\n\r\n", 501, "expected 'chunked'");
   }
+}
+
+// A target may name scheme and host in front of the path that the server looks at.
+void Targets() {
+  const auto asked = [](const std::string& target, bool* is_page) {
+    std::string bytes = "GET " + target + " HTTP/1.1\r\n\r\n";
+    HttpScan scan;
+    CHECK(scan.Feed(bytes.data(), bytes.size(), Limits(), kPieces) == bytes.size() && scan.complete());
+    bool wants_html = false;
+    *is_page = scan.AsksForPage(&wants_html);
+    InferencePath found;
+    return scan.FindInference(&found) ? found.model + " " + std::to_string(found.version) + " " + found.endpoint : "";
+  };
+  bool is_page = false;
+  for (const char* place : {"", "http://h", "HTTPS://h.example:80", "x://[::1]:1", "http://"}) {
+    for (const char* query : {"", "?", "?a=/b#c"}) {
+      CHECK(asked(std::string(place) + "/v2/models/m/versions/2/generate" + query, &is_page) == "m 2 generate" && !is_page);
+      CHECK(asked(std::string(place) + "/docs" + query, &is_page).empty() && is_page);
+    }
+  }
+  CHECK(asked("http://h", &is_page).empty() && is_page && asked("http://h:1", &is_page).empty() && is_page);
+  for (const char* none : {"http://h//v2/models/m/infer", "//v2/models/m/infer", "http://h?/v2/models/m/infer", "v2/models/m/infer",
+                           "/http://h/v2/models/m/infer", "*"}) {
+    CHECK(asked(none, &is_page).empty());
+  }
+  CHECK(asked("/v2/models/m#a/infer", &is_page) == "m#a -1 infer");
 }
 
 void BodiesInChunks() {
@@ -394,6 +424,7 @@ int main(int argc, char** argv) {
   const std::string name = argv[1];
   if (name == "heads") {
     HeadsOfRequests();
+    Targets();
   } else if (name == "chunks") {
     BodiesInChunks();
   } else if (name == "depth") {

@@ -106,6 +106,12 @@ bool IsOfHealth(std::string_view path) {
          (path.substr(0, 11) == "/v2/models/" && EndsWith(path, "/ready"));
 }
 
+// Where the path begins in a target, which may name scheme and host in front of it; npos where it names nothing else.
+size_t BeginOfPath(std::string_view target) {
+  const size_t host = target.front() == '/' ? std::string_view::npos : target.find("://");
+  return host == std::string_view::npos ? 0 : target.find('/', host + 3);
+}
+
 // What a caller sent, for an error's text.
 std::string Quote(std::string_view text) {
   constexpr size_t kMost = 80;
@@ -255,16 +261,19 @@ void HttpScan::ParseLine(std::string_view line, char* data, const Limits& limits
 }
 
 // `data` is where the line begins, with a method of that size. As many bytes as GET is shorter stand behind the target
-// then, as a query that nobody reads.
+// then: a path where it has none, and a query that nobody reads.
 void HttpScan::AskByGet(size_t method_size, std::string_view target, char* data) {
   constexpr std::string_view kGet = "GET ";
   const size_t shorter = method_size + 1 - kGet.size();
-  const bool has_query = target.find_first_of("?#") != std::string_view::npos;
+  std::string behind(shorter, '&');
+  const bool has_path = BeginOfPath(target) != std::string_view::npos;
+  if (!has_path) behind[0] = '/';
+  const size_t query = has_path ? 0 : 1;
+  if (query < shorter && target.find_first_of("?#") == std::string_view::npos) behind[query] = '?';
   const size_t target_size = target.size();
   std::memcpy(data, kGet.data(), kGet.size());
   std::memmove(data + kGet.size(), data + method_size + 1, target_size);
-  std::memset(data + kGet.size() + target_size, '&', shorter);
-  if (!has_query) data[kGet.size() + target_size] = '?';
+  std::memcpy(data + kGet.size() + target_size, behind.data(), shorter);
   is_head_ = true;
   is_get_ = true;
 }
@@ -286,7 +295,10 @@ void HttpScan::ParseRequestLine(std::string_view line, char* data) {
   }
   is_post_ = method == "POST";
   is_get_ = method == "GET";
-  path_ = target.substr(0, target.find_first_of("?#"));
+  // As the server has it, to which `#` is a letter as any other.
+  const std::string_view place = target.substr(0, target.find('?'));
+  const size_t path = BeginOfPath(place);
+  path_ = path == std::string_view::npos ? "/" : place.substr(path);
   state_ = State::kHeaders;
   has_method_options_ = method == "OPTIONS";
   is_options_ = has_method_options_ && IsOfHealth(path_);
