@@ -35,7 +35,7 @@ from pytriton.proxy_backend import guard_library_path
 from pytriton.server.tritonserver.guard import find_guard
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonSecurityConfig
 from support.callables import identity
-from support.faults.raw_http import ask, connect, read_answer
+from support.faults.raw_http import ask, ask_ahead, connect, read_answer
 from support.servers import server_version
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -211,11 +211,12 @@ def test_large_and_small_requests_of_many_connections_at_once() -> None:
         assert answers == [[200] * 20] * 12
 
 
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/same", "/nothing", INFER])
-def test_head_is_answered_as_get_without_a_body(guarded: Triton, path: str) -> None:
+@pytest.mark.parametrize("headers", ["", "Content-Type: multipart\r\n"])
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/same", "http://h", "/nothing", INFER])
+def test_head_is_answered_as_get_without_a_body(guarded: Triton, path: str, headers: str) -> None:
     statuses = {"/nothing": 404, INFER: 405}
     with connect(guarded) as connection:
-        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode() + post(INFER, GOOD))
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: h\r\n{headers}\r\n".encode() + post(INFER, GOOD))
         head, end, data = b"", b"\r\n\r\n", b""
         while data.count(end) < 2:
             data += (part := connection.recv(65536))
@@ -223,6 +224,15 @@ def test_head_is_answered_as_get_without_a_body(guarded: Triton, path: str) -> N
         head, _, data = data.partition(end)
     assert int(head.split()[1]) == statuses.get(path, 200)
     assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_no_content_type_takes_the_length_off_an_answer(guarded: Triton) -> None:
+    # By itself the server names no bytes in front of a body, which is then taken for the begin of the next answer.
+    for name in ("multipart", "Multipart"):
+        asked = post(INFER, GOOD, f"Content-Type: {name}")
+        one, two = ask_ahead(guarded, [asked, asked, asked])
+        assert one == two
+        assert (one[0], json.loads(one[1])["outputs"][0]["data"]) == (200, [1.0, 2.0])
 
 
 def test_a_hostile_request_behind_a_good_one_does_not_touch_its_answer(guarded: Triton) -> None:

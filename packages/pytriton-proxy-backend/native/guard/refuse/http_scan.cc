@@ -32,7 +32,9 @@ constexpr uint64_t kSmallBlocks = 65536;
 // More have to hold so many bytes on average. A chunk of 1 KiB is cut in two where a read of the server ends in it.
 constexpr uint64_t kLeastBlock = 512;
 
-constexpr std::string_view kForm = "application/x-www-form-urlencoded";
+// Types of a body that the server treats in ways of its own: a form it parses on its stack, and to the other it answers with
+// `Content-Length: 0` in front of a body.
+constexpr std::string_view kHarmful[] = {"application/x-www-form-urlencoded", "multipart"};
 constexpr std::string_view kJsonHeaderSize = "json-header-size=";
 
 bool EqualNoCase(std::string_view a, std::string_view b) {
@@ -173,7 +175,7 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     line_.append(data, part);
     line = line_;
   }
-  if (state_ == State::kHeaders) NeutralizeForm(data, part);
+  if (state_ == State::kHeaders) NeutralizeType(data, part);
   if (end == nullptr) {
     started_ = true;
     return part;
@@ -210,18 +212,20 @@ void HttpScan::HideUnsampled(std::string_view line, char* data) {
   if (is_named && IsUnsampled(line.substr(kTraceHeader.size() + 1))) data[0] = 'x';
 }
 
-// The server compares the content type with the form's once the head is complete. Its last letter arrives in the bytes
-// at hand or has been changed before.
-void HttpScan::NeutralizeForm(char* data, size_t size) {
+// The server compares the content type with these once its line is complete. Their last letter arrives in the bytes at hand
+// or has been changed before.
+void HttpScan::NeutralizeType(char* data, size_t size) {
   const std::string_view line = line_.empty() ? std::string_view(data, size) : std::string_view(line_);
-  if (line.size() < kForm.size() || strncasecmp(line.data(), "content-type", 12) != 0) return;
-  // What ended before these bytes was found when it came.
-  const size_t begin = line.size() < size + kForm.size() ? 0 : line.size() - size - kForm.size();
-  for (size_t at = begin; at + kForm.size() <= line.size(); ++at) {
-    const size_t last = at + kForm.size() - 1;
-    if (strncasecmp(line.data() + at, kForm.data(), kForm.size()) != 0) continue;
-    const size_t behind = line.size() - last;  // how far from the end of the bytes at hand
-    if (behind <= size) data[size - behind] = 'x';
+  if (line.size() < 12 || strncasecmp(line.data(), "content-type", 12) != 0) return;
+  for (const std::string_view type : kHarmful) {
+    // What ended before these bytes was found when it came.
+    const size_t begin = line.size() < size + type.size() ? 0 : line.size() - size - type.size();
+    for (size_t at = begin; at + type.size() <= line.size(); ++at) {
+      const size_t last = at + type.size() - 1;
+      if (strncasecmp(line.data() + at, type.data(), type.size()) != 0) continue;
+      const size_t behind = line.size() - last;  // how far from the end of the bytes at hand
+      if (behind <= size) data[size - behind] = 'x';
+    }
   }
 }
 

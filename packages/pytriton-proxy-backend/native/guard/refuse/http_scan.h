@@ -52,8 +52,8 @@ class HttpScan {
   void set_reads_origin(bool reads_origin) { reads_origin_ = reads_origin; }
 
   // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
-  // A form's content type is made harmless in place: the server would parse such a body on its stack. HEAD, which the server
-  // serves nowhere, becomes GET, and so does OPTIONS where load balancers ask for health by it.
+  // Content types that the server does not treat as any other are made harmless in place. HEAD, which the server serves nowhere,
+  // becomes GET, and so does OPTIONS where load balancers ask for health by it.
   size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
 
   // Whether any byte of a request, line ends in front of it aside, was read.
@@ -96,7 +96,7 @@ class HttpScan {
   enum class State { kRequestLine, kHeaders, kBody, kChunkSize, kChunkData, kChunkEnd, kLastLine, kComplete };
 
   size_t FeedLine(char* data, size_t size, const Limits& limits);
-  void NeutralizeForm(char* data, size_t size);
+  void NeutralizeType(char* data, size_t size);
   void CloseAfter(std::string_view line, char* data);
   void HideUnsampled(std::string_view line, char* data);
   void ParseLine(std::string_view line, char* data, const Limits& limits);
