@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "../frontend/callers.h"
 #include "../hooks.h"
 #include "../protections.h"
 #include "../refuse/held_back.h"
@@ -186,7 +187,7 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   if (is_http) Reach(Protection::kHttpResponses);
   Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
   if (connection == nullptr) return next(fd, parts, count);
-  t_handled = guard->connections.NameOf(fd);
+  BeginHandling(guard, fd);
   HttpAnswers& answers = connection->answers;
   const uint64_t chunks = answers.chunks();
   const bool begins = answers.is_at_begin() && connection->awaits_response();

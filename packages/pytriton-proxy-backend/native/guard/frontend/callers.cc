@@ -3,8 +3,14 @@
 #include "../../grpc/front_end.h"
 #include "../in_force.h"
 #include "../protections.h"
+#include "../refuse/compressed.h"
 
 namespace pytriton::guard {
+
+void BeginHandling(Guard* guard, int fd) {
+  t_handled = guard->connections.NameOf(fd);
+  ForgetDecompressed(guard);
+}
 
 int BeginSubmission(TRITONSERVER_InferenceRequest* request) {
   Guard* const guard = Active();

@@ -5,6 +5,10 @@
 
 namespace pytriton::guard {
 
+struct Guard;
+
+// This thread is about to read or write a connection over HTTP: the request that it makes next is of that one.
+void BeginHandling(Guard* guard, int fd);
 // This thread is about to hand a request to Triton. Returns the connection over HTTP that it is of, or -1.
 int BeginSubmission(TRITONSERVER_InferenceRequest* request);
 // Triton has the request, or refused it.

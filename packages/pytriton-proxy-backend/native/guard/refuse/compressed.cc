@@ -23,12 +23,6 @@ struct Decompression {
 };
 thread_local Decompression t_decompression;
 
-// What this thread has decompressed last, and made no request of, stays in the server.
-void ForgetDecompressed(Guard* guard) {
-  CountLeak(t_decompression.bytes);
-  guard->inputs.Release(t_decompression.charged);
-}
-
 }  // namespace
 
 int Inflate(z_stream_s* stream, int flush, int (*next)(z_stream_s*, int)) {
@@ -47,7 +41,7 @@ int Inflate(z_stream_s* stream, int flush, int (*next)(z_stream_s*, int)) {
   if (!t_reads_http) return result;
   if (before == 0 || t_decompression.stream != stream) {
     ForgetDecompressed(guard);
-    t_decompression = {stream, {}, 0, 0};
+    t_decompression.stream = stream;
   }
   JsonScan& json = t_decompression.json;
   t_decompression.bytes = stream->total_out;
@@ -66,6 +60,13 @@ int Inflate(z_stream_s* stream, int flush, int (*next)(z_stream_s*, int)) {
     t_decompression.charged = needed;
   }
   return result;
+}
+
+void ForgetDecompressed(Guard* guard) {
+  if (t_decompression.stream == nullptr) return;
+  CountLeak(t_decompression.bytes);
+  guard->inputs.Release(t_decompression.charged);
+  t_decompression = {};
 }
 
 uint64_t ClaimDecompressed(const TRITONSERVER_InferenceRequest* request) {

@@ -17,8 +17,13 @@ struct z_stream_s {
 
 namespace pytriton::guard {
 
+struct Guard;
+
 // As zlib's inflate, which is `next`, called by the front end for HTTP.
 int Inflate(z_stream_s* stream, int flush, int (*next)(z_stream_s*, int));
+
+// What this thread has decompressed, and made no request of, stays in the server: that request has failed.
+void ForgetDecompressed(Guard* guard);
 
 // What this thread has decompressed belongs to this request from now on, which is about to be handed to Triton. Returns its
 // bytes, for CountLeak where Triton does not take the request.

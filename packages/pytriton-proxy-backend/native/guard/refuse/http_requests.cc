@@ -9,6 +9,7 @@
 
 #include "../../grpc/front_end.h"
 #include "../answers/responses.h"
+#include "../frontend/callers.h"
 #include "../frontend/epoll.h"
 #include "../hooks.h"
 #include "../protections.h"
@@ -256,7 +257,7 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr) return next(fd, parts, count);
-  t_handled = guard->connections.NameOf(fd);
+  BeginHandling(guard, fd);
   if (connection->is_left_alone) return ReadBehindHeld(connection, fd, parts, count);
   if (connection->is_refused) return DrainRequest(connection, fd);
   const bool is_answered = !connection->is_being_answered();
