@@ -20,9 +20,9 @@ from tritonclient.grpc import service_pb2
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import GuardConfig, Triton
-from support.faults.hostile_grpc import DATA_FRAME, HEADERS, SETTINGS, frame, literal
+from support.faults.hostile_grpc import DATA_FRAME, HEADERS, RST, SETTINGS, frame, literal
 from support.serving import local_config, running, server_pid, short_home
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 SERVICE = "/inference.GRPCInferenceService/"
 LIMIT = 24 << 20
@@ -62,7 +62,7 @@ def address(triton: Triton) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def connected(triton: Triton) -> Iterator[Any]:
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel("{}:{}".format(*address(triton)), options) as channel:
         yield channel
 
@@ -195,3 +195,60 @@ def test_headers_that_grpc_cannot_read_end_no_other_calls(served: Triton) -> Non
             is_over.set()
         assert all(other.result()["answered"] > 0 for other in others)
     assert server_pid(served) == process
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_calls_reset_at_once_hold_nothing(served: Triton) -> None:
+    content = message(floats=25_000)
+    with socket.create_connection(address(served), PATIENCE_S) as raw:
+        raw.sendall(PREFACE)
+        for number in range(1, 2 * 600, 2):
+            # In one read of the server's.
+            reset = frame(RST, 0, number, struct.pack(">I", 8))
+            raw.sendall(frame(HEADERS, END_HEADERS, number, head()) + body(number, content) + reset)
+    eventually(lambda: is_whole(served))
+
+
+def test_streams_that_end_with_an_error_hold_nothing(served: Triton) -> None:
+    bad = message(floats=25_000, classified=True)
+    with connected(served) as channel:
+        for _ in range(400):
+            with pytest.raises(grpc.RpcError, match="header fields"):
+                stream(channel, [bad], metadata=HEADERS_OF_HOSTS[2])
+    eventually(lambda: is_whole(served))
+
+
+@pytest.mark.parametrize("size", [LIMIT * 2, LIMIT * 8])
+def test_what_a_compressed_message_grows_to_is_counted(served: Triton, size: int) -> None:
+    # Zeros of a field that nobody knows.
+    content = message() + PADDING + _varint(size) + bytes(size)
+    with connected(served) as channel, pytest.raises(grpc.RpcError, match="max_in_flight_bytes") as caught:
+        infer(channel, content, compression=grpc.Compression.Gzip)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    eventually(lambda: is_whole(served))
+
+
+def test_header_fields_of_calls_that_wait_are_counted(served: Triton) -> None:
+    # A field of 3900 bytes, which the table of HPACK keeps, and then takes a byte for.
+    kept = b"\x40" + literal(b"triton-grpc-protocol-x", b"v" * 3900)[1:]
+    with socket.create_connection(address(served), PATIENCE_S) as raw:
+        raw.sendall(PREFACE)
+        for number in range(3000):
+            fields = head() + (b"\xbe" if number else kept) + b"\xbe" * 2
+            raw.sendall(frame(HEADERS, END_HEADERS, 2 * number + 1, fields))
+        eventually(lambda: not is_whole(served))
+    eventually(lambda: is_whole(served))
+
+
+def test_small_messages_of_one_stream_are_counted(served: Triton) -> None:
+    content = message("wait", 15_000)
+    with connected(served) as channel:
+        try:
+            with pytest.raises(grpc.RpcError, match="max_in_flight_bytes") as caught:
+                stream(channel, [content] * (2 * LIMIT // len(content)))
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        finally:
+            release.set()
+    eventually(lambda: is_whole(served))

@@ -19,8 +19,8 @@ constexpr std::string_view kBinary = "-bin";  // ends the names of headers whose
 constexpr std::string_view kEncodings = "identity, deflate, gzip";
 // Header fields of a call, as gRPC's own servers have it.
 constexpr size_t kMostFieldsSize = 16 * 1024;
-// Memory below this is not counted: many messages are little, and most are such.
-constexpr uint64_t kSmall = 64 * 1024;
+// What a call takes with header fields as most have them.
+constexpr uint64_t kOfCall = 2048;
 // How many bytes may wait to be read by a client before they are counted.
 constexpr uint64_t kFreeUnread = 1 << 20;
 // The most bytes that are written together: a large response loses nothing by being written alone.
@@ -50,7 +50,7 @@ class SlotAnswer : public Answer {
   void OnData(std::string_view data) override {
     while (!data.empty()) {
       size_t used = 0;
-      const auto result = reader_.Feed(data.data(), data.size(), &used);
+      const auto result = reader_.Feed(data.data(), data.size(), &used, nullptr);
       data.remove_prefix(used);
       if (result == MessageReader::Result::kNeedsMore) continue;
       if (result != MessageReader::Result::kMessage) {
@@ -131,10 +131,6 @@ void WrittenTogether::End() {
 
 // --- one request -----------------------------------------------------------------------------------------------------
 
-Slot::~Slot() {
-  if (reserved_ > 0) call_->service_->release(reserved_);
-}
-
 void Slot::OnMessage(Message message) {
   auto lock = call_->connection_->Lock();
   if (call_->is_ended_ || call_->is_gone_) return;
@@ -176,10 +172,16 @@ void Slot::OnEnd(Status status) {
 // --- a call ----------------------------------------------------------------------------------------------------------
 
 Call::Call(Service* service, std::shared_ptr<ClientConnection> connection, int32_t stream)
-    : service_(service), connection_(std::move(connection)), stream_(stream), reader_(service->max_message_bytes) {}
+    : service_(service),
+      connection_(std::move(connection)),
+      stream_(stream),
+      reader_(service->max_message_bytes),
+      kept_(&connection_->memory_),
+      reading_(&connection_->memory_) {
+  has_memory_ = kept_.Grow(kOfCall);
+}
 
 Call::~Call() {
-  if (reserved_ > 0) service_->release(reserved_);
   if (unread_ > 0) service_->release(unread_);
 }
 
@@ -187,6 +189,8 @@ void Call::OnField(std::string_view name, std::string_view value) {
   if (kind_ != Kind::kUnknown) return;  // trailers of a client say nothing
   fields_size_ += name.size() + value.size() + kFieldOverhead;
   if (fields_size_ > kMostFieldsSize) return;
+  has_memory_ = has_memory_ && (fields_size_ <= kOfCall / 2 || kept_.Grow(kOfCall + fields_size_));
+  if (!has_memory_) return;
   if (name == ":method") method_ = value;
   if (name == ":path") path_ = value;
   if (name == "content-type") content_type_ = value;
@@ -209,6 +213,7 @@ void Call::Route() {
                                                  " bytes, as HTTP/2 counts them, and a server of gRPC takes " +
                                                  std::to_string(kMostFieldsSize) + "."});
   }
+  if (!has_memory_) return Refuse(NoneLeft());
   if (method_ != "POST") return FinishWithHttp("405");
   if (content_type_.compare(0, kContentType.size(), kContentType) != 0) return FinishWithHttp("415");
   if (const auto timeout = ParseTimeout(timeout_)) {
@@ -234,36 +239,29 @@ void Call::Route() {
   }
 }
 
-// Counts memory that the messages being read have come to take. False, with the call ended, where it is too much.
-bool Call::Reserve(uint64_t bytes) {
-  if (bytes <= kSmall || bytes <= reserved_) return true;
-  if (service_->reserve(bytes - reserved_)) {
-    reserved_ = bytes;
-    return true;
+// More of a body that goes on to Triton as it is.
+void Call::OnWholeData(const char* data, size_t size) {
+  if (whole_body_.size() + size > service_->max_message_bytes) {
+    return Refuse({Code::kResourceExhausted, "A message has more than " + std::to_string(service_->max_message_bytes) +
+                                                 " bytes, the limit max_request_bytes of the guard."});
   }
-  Refuse({Code::kUnavailable, "The requests in flight need more memory than max_in_flight_bytes of the guard leaves; "
-                              "try again later."});
-  return false;
+  if (!reading_.Grow(whole_body_.size() + size)) return Refuse(NoneLeft());
+  whole_body_.append(data, size);
 }
 
 void Call::OnData(const char* data, size_t size) {
   if (is_ended_) return;
-  if (kind_ == Kind::kForwarded) {
-    if (whole_body_.size() + size > service_->max_message_bytes) {
-      return Refuse({Code::kResourceExhausted, "A message has more than " + std::to_string(service_->max_message_bytes) +
-                                                   " bytes, the limit max_request_bytes of the guard."});
-    }
-    if (Reserve(whole_body_.size() + size)) whole_body_.append(data, size);
-    return;
-  }
+  if (kind_ == Kind::kForwarded) return OnWholeData(data, size);
   while (size > 0 && !is_ended_) {
     size_t used = 0;
-    const auto result = reader_.Feed(data, size, &used);
+    const auto result = reader_.Feed(data, size, &used, &reading_);
     data += used;
     size -= used;
     switch (result) {
       case MessageReader::Result::kNeedsMore:
-        Reserve(reader_.held());
+        break;
+      case MessageReader::Result::kNoneLeft:
+        Refuse(NoneLeft());
         break;
       case MessageReader::Result::kTooLarge:
         Refuse({Code::kResourceExhausted, "A message of " + std::to_string(reader_.announced()) + " bytes was announced, "
@@ -276,7 +274,7 @@ void Call::OnData(const char* data, size_t size) {
                 guard::Outcome::kUnavailable});
         break;
       case MessageReader::Result::kMessage:
-        if (Reserve(reader_.held())) OnWholeMessage();
+        OnWholeMessage();
         break;
     }
   }
@@ -285,13 +283,10 @@ void Call::OnData(const char* data, size_t size) {
 void Call::OnWholeMessage() {
   bool is_compressed = false;
   Chunk message = reader_.Take(&is_compressed);
-  const uint64_t reserved = std::exchange(reserved_, 0);
-  if (kind_ == Kind::kInfer && has_message_) {
-    if (reserved > 0) service_->release(reserved);
-    return;
-  }
+  Held memory = std::move(reading_);
+  if (kind_ == Kind::kInfer && has_message_) return;
   has_message_ = true;
-  pending_.push_back({std::move(message), reserved, is_compressed});
+  pending_.push_back({std::move(message), std::move(memory), is_compressed});
   Defer();
 }
 
@@ -354,6 +349,8 @@ void Call::CancelAll(guard::Outcome outcome) {
     Count(pending.is_compressed ? "" : ModelOf(pending.message.data.get(), pending.message.size), outcome);
   }
   pending_.clear();
+  // Each of them has this call.
+  ordered_.clear();
   if (forwarded_outcome_ != nullptr) forwarded_outcome_->Count(outcome);
   for (const auto& [slot, shared] : slots_) {
     if (slot->outcome_ != nullptr) slot->outcome_->Count(outcome);
@@ -367,7 +364,7 @@ void Call::CancelAll(guard::Outcome outcome) {
 void Call::RunDeferred() {
   for (;;) {
     std::vector<std::shared_ptr<Running>> to_cancel;
-    Pending pending;
+    std::optional<Pending> pending;
     bool forwards_whole = false;
     {
       const auto lock = connection_->Lock();
@@ -392,20 +389,19 @@ void Call::RunDeferred() {
       service_->inner->Call({path_, metadata_, std::move(whole_body_)}, std::make_shared<WholeAnswer>(shared_from_this()));
       return;
     }
-    Start(std::move(pending));
+    Start(std::move(*pending));
   }
 }
 
 void Call::Start(Pending pending) {
   Status status;
-  if (pending.is_compressed) status = Decompress(encoding_, service_->max_message_bytes, &pending.message);
+  if (pending.is_compressed) status = Decompress(encoding_, service_->max_message_bytes, &pending.message, &pending.memory);
   Request request;
   if (status.code == Code::kOk) status = Read(pending.message.data.get(), pending.message.size, &request);
   const std::shared_lock<std::shared_mutex> server_lock(service_->server_mutex);
   TRITONSERVER_Server* const server = service_->server.load();
   if (status.code == Code::kOk && server == nullptr) status = {Code::kUnavailable, "The server is about to end."};
   if (status.code != Code::kOk) {
-    if (pending.reserved > 0) service_->release(pending.reserved);
     auto lock = connection_->Lock();
     Count(request.model, OutcomeOf(status));
     Finish(status);
@@ -415,7 +411,7 @@ void Call::Start(Pending pending) {
   const bool is_forwarded = service_->forwards_all || request.is_for_triton;
   const bool is_ordered = is_stream && !IsDecoupled(server, request);
   const auto outcome = guard::BeginRequest(service_->outcomes, guard::Protocol::kGrpc, request.model);
-  const auto slot = std::make_shared<Slot>(shared_from_this(), is_ordered, pending.reserved, outcome);
+  const auto slot = std::make_shared<Slot>(shared_from_this(), is_ordered, std::move(pending.memory), outcome);
   {
     const auto lock = connection_->Lock();
     is_starting_ = false;
@@ -455,6 +451,7 @@ void Call::MarkWhole() {
 
 // Leaves one request to Triton's own front end, as a call with nothing else in it.
 void Call::Forward(const Chunk& message, const std::shared_ptr<Slot>& slot) {
+  if (!slot->memory_.Grow(slot->memory_.bytes() + message.size)) return slot->OnEnd(NoneLeft());
   ForwardedCall call{path_, {}, std::string(kPrefixSize, '\0')};
   WritePrefix(call.body.data(), message.size);
   call.body.append(message.data.get(), message.size);
@@ -521,7 +518,8 @@ void Call::ReleaseOrdered() {
       if (!is_ended_ && !is_gone_) SendMessage(std::move(message));
     }
     front->held_.clear();
-    if (!front->is_ended_) return;
+    // A message that ended the call has left none.
+    if (!front->is_ended_ || ordered_.empty()) return;
     ordered_.pop_front();
   }
 }

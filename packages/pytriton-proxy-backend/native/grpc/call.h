@@ -12,6 +12,7 @@
 #include "framing.h"
 #include "http2.h"
 #include "inference.h"
+#include "memory.h"
 
 namespace pytriton::grpc {
 
@@ -73,10 +74,9 @@ class WrittenTogether {
 // One request of a call: where its responses go, and how it is cancelled.
 class Slot : public Responses, public std::enable_shared_from_this<Slot> {
  public:
-  // `reserved` bytes of memory in flight are given back at its end. `outcome` is null where nothing is counted.
-  Slot(std::shared_ptr<Call> call, bool is_ordered, uint64_t reserved, std::shared_ptr<guard::RequestOutcome> outcome)
-      : call_(std::move(call)), is_ordered_(is_ordered), reserved_(reserved), outcome_(std::move(outcome)) {}
-  ~Slot() override;
+  // `memory` is held to its end. `outcome` is null where nothing is counted.
+  Slot(std::shared_ptr<Call> call, bool is_ordered, Held memory, std::shared_ptr<guard::RequestOutcome> outcome)
+      : call_(std::move(call)), memory_(std::move(memory)), is_ordered_(is_ordered), outcome_(std::move(outcome)) {}
 
   void OnMessage(Message message) override;
   void OnEnd(Status status) override;
@@ -86,9 +86,9 @@ class Slot : public Responses, public std::enable_shared_from_this<Slot> {
   friend class Call;
 
   const std::shared_ptr<Call> call_;
+  Held memory_;
   // All below is for who has the lock of the connection.
   const bool is_ordered_;  // its responses wait for those of the requests before it
-  const uint64_t reserved_;
   const std::shared_ptr<guard::RequestOutcome> outcome_;
   bool blocks_ = false;  // the next request of the stream is begun when this one has ended
   bool is_ended_ = false;
@@ -125,12 +125,12 @@ class Call : public std::enable_shared_from_this<Call> {
 
   struct Pending {
     Chunk message;
-    uint64_t reserved = 0;
+    Held memory;
     bool is_compressed = false;
   };
 
   void Route();
-  bool Reserve(uint64_t bytes);
+  void OnWholeData(const char* data, size_t size);
   void OnWholeMessage();
   void Defer();
   void Start(Pending pending);
@@ -163,11 +163,13 @@ class Call : public std::enable_shared_from_this<Call> {
   std::string restricted_;  // the value of the header that inference asks for
   Fields metadata_;         // for Triton's own front end
   size_t fields_size_ = 0;
+  bool has_memory_ = true;  // for the fields
   Loop::Timer timer_{};
   bool has_timer_ = false;
 
   MessageReader reader_;
-  uint64_t reserved_ = 0;   // memory in flight, for what the reader holds or for the whole body
+  Held kept_;                // for this call and its fields
+  Held reading_;             // for what the reader holds, or for the whole body
   std::string whole_body_;  // of a call that is left to Triton, with prefixes
   std::deque<Pending> pending_;  // to be handed to Triton
   bool is_half_closed_ = false;
@@ -192,7 +194,7 @@ class Call : public std::enable_shared_from_this<Call> {
 class ClientConnection : public Http2Connection {
  public:
   ClientConnection(Service* service, Loop* loop, int fd, const TlsContext* tls)
-      : Http2Connection(loop, fd, tls), service_(service) {}
+      : Http2Connection(loop, fd, tls), service_(service), memory_(service->reserve, service->release) {}
 
   bool Begin();
   // Has the client open another connection for its next calls; those under way are answered.
@@ -224,6 +226,7 @@ class ClientConnection : public Http2Connection {
   std::shared_ptr<ClientConnection> self() { return std::static_pointer_cast<ClientConnection>(shared_from_this()); }
 
   Service* const service_;
+  Memory memory_;
   std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;
   // Calls that have something to do without the lock, in the thread of the loop.
   std::vector<std::shared_ptr<Call>> deferred_;

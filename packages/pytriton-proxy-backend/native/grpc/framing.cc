@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <vector>
 
 namespace pytriton::grpc {
 
@@ -13,6 +12,8 @@ namespace {
 
 // Announced sizes up to this are believed: the memory is taken at once.
 constexpr size_t kBelieved = 1 << 20;
+// What a request takes beside its message, here and in Triton.
+constexpr size_t kOfRequest = 2048;
 
 // zlib's z_stream, which has not changed since 1995. tritonserver has the library loaded.
 struct ZStream {
@@ -64,7 +65,12 @@ void WritePrefix(char* prefix, size_t size) {
   for (int i = 0; i < 4; ++i) prefix[1 + i] = static_cast<char>(size >> (24 - 8 * i));
 }
 
-MessageReader::Result MessageReader::Feed(const char* data, size_t size, size_t* used) {
+Status NoneLeft() {
+  return {Code::kUnavailable,
+          "The requests in flight need more memory than max_in_flight_bytes of the guard leaves; try again later."};
+}
+
+MessageReader::Result MessageReader::Feed(const char* data, size_t size, size_t* used, Held* held) {
   *used = 0;
   if (prefix_size_ < kPrefixSize) {
     const size_t count = std::min(kPrefixSize - prefix_size_, size);
@@ -76,12 +82,14 @@ MessageReader::Result MessageReader::Feed(const char* data, size_t size, size_t*
     for (int i = 1; i < 5; ++i) message_size_ = message_size_ << 8 | static_cast<unsigned char>(prefix_[i]);
     if (message_size_ > limit_) return Result::kTooLarge;
     capacity_ = std::min(message_size_, kBelieved);
+    if (held != nullptr && !held->Grow(capacity_ + kOfRequest)) return Result::kNoneLeft;
     message_.reset(new (std::nothrow) char[std::max<size_t>(capacity_, 1)]);
     if (message_ == nullptr) return Result::kNoMemory;
   }
   const size_t count = std::min(message_size_ - received_, size - *used);
   if (received_ + count > capacity_) {
     const size_t larger = std::min(message_size_, std::max(received_ + count, capacity_ * 4));
+    if (held != nullptr && !held->Grow(larger + kOfRequest)) return Result::kNoneLeft;
     std::unique_ptr<char[]> grown(new (std::nothrow) char[larger]);
     if (grown == nullptr) return Result::kNoMemory;
     std::memcpy(grown.get(), message_.get(), received_);
@@ -101,7 +109,7 @@ Chunk MessageReader::Take(bool* is_compressed) {
   return chunk;
 }
 
-Status Decompress(std::string_view encoding, size_t limit, Chunk* message) {
+Status Decompress(std::string_view encoding, size_t limit, Chunk* message, Held* held) {
   const Zlib* const zlib = FindZlib();
   if (zlib == nullptr || (encoding != "gzip" && encoding != "deflate")) {
     return {Code::kUnimplemented,
@@ -111,34 +119,46 @@ Status Decompress(std::string_view encoding, size_t limit, Chunk* message) {
   if (zlib->init(&stream, encoding == "gzip" ? kGzipWindow : kZlibWindow, zlib->version(), sizeof(stream)) != kZOk) {
     return {Code::kInternal, "The decompression of a message could not be started."};
   }
-  std::vector<char> plain(std::min(limit, std::max<size_t>(message->size * 4, 4096)));
+  const uint64_t before = held->bytes();
+  Chunk plain;
+  size_t capacity = 0;
   stream.next_in = reinterpret_cast<const unsigned char*>(message->data.get());
   stream.avail_in = static_cast<unsigned>(message->size);
   Status status;
   for (;;) {
-    const size_t before = stream.total_out;
-    stream.next_out = reinterpret_cast<unsigned char*>(plain.data()) + before;
-    stream.avail_out = static_cast<unsigned>(plain.size() - before);
+    if (stream.avail_out == 0) {
+      if (capacity > 0 && capacity >= limit) {
+        status = {Code::kResourceExhausted, "A compressed message grows to more than " + std::to_string(limit) +
+                                                " bytes, the limit max_request_bytes of the guard."};
+        break;
+      }
+      const size_t larger = std::min(limit, std::max<size_t>({capacity * 2, message->size * 4, 4096}));
+      if (!held->Grow(before + larger)) {
+        status = NoneLeft();
+        break;
+      }
+      std::unique_ptr<char[]> grown(new (std::nothrow) char[std::max<size_t>(larger, 1)]);
+      if (grown == nullptr) {
+        status = {Code::kResourceExhausted, "The server has no memory for a message of " + std::to_string(larger) + " bytes.",
+                  guard::Outcome::kUnavailable};
+        break;
+      }
+      if (stream.total_out > 0) std::memcpy(grown.get(), plain.data.get(), stream.total_out);
+      plain.data = std::move(grown);
+      capacity = larger;
+      stream.next_out = reinterpret_cast<unsigned char*>(plain.data.get()) + stream.total_out;
+      stream.avail_out = static_cast<unsigned>(capacity - stream.total_out);
+    }
     const int result = zlib->inflate(&stream, 0);
     if (result == kZStreamEnd) break;
     if ((result != kZOk && result != kZBufError) || (stream.avail_out > 0 && stream.avail_in == 0)) {
       status = {Code::kInternal, "A message that is marked as compressed with " + std::string(encoding) + " is not."};
       break;
     }
-    if (stream.avail_out > 0) continue;
-    if (plain.size() >= limit) {
-      status = {Code::kResourceExhausted, "A compressed message grows to more than " + std::to_string(limit) +
-                                              " bytes, the limit max_request_bytes of the guard."};
-      break;
-    }
-    plain.resize(std::min(limit, plain.size() * 2));
   }
-  const size_t size = stream.total_out;
+  plain.size = stream.total_out;
   zlib->end(&stream);
-  if (status.code != Code::kOk) return status;
-  message->data = std::make_unique<char[]>(std::max<size_t>(size, 1));
-  message->size = size;
-  std::memcpy(message->data.get(), plain.data(), size);
+  if (status.code == Code::kOk) *message = std::move(plain);
   return status;
 }
 

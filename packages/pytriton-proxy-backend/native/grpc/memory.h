@@ -1,0 +1,77 @@
+// The memory that the calls of one connection hold, counted against the limit of all that is in flight.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+namespace pytriton::grpc {
+
+// Of one connection. From any thread, without a lock.
+class Memory {
+ public:
+  using Reserve = bool (*)(uint64_t bytes);
+  using Release = void (*)(uint64_t bytes);
+  Memory(Reserve reserve, Release release) : reserve_(reserve), release_(release) {}
+
+  // False, with nothing taken, where the limit leaves no more.
+  bool Take(uint64_t bytes) {
+    uint64_t before = bytes_.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t counted = Counted(before + bytes) - Counted(before);
+      if (counted > 0 && !reserve_(counted)) return false;
+      if (bytes_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed)) return true;
+      if (counted > 0) release_(counted);
+    }
+  }
+  void Give(uint64_t bytes) {
+    const uint64_t before = bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    const uint64_t counted = Counted(before) - Counted(before - bytes);
+    if (counted > 0) release_(counted);
+  }
+
+ private:
+  // The first of a connection are not counted: most have little, and health is to be answered when memory is short.
+  static uint64_t Counted(uint64_t bytes) {
+    constexpr uint64_t kFree = 64 * 1024;
+    return bytes > kFree ? bytes - kFree : 0;
+  }
+
+  const Reserve reserve_;
+  const Release release_;
+  std::atomic<uint64_t> bytes_{0};
+};
+
+// What one owner has taken of it, and gives back at its end.
+class Held {
+ public:
+  explicit Held(Memory* memory) : memory_(memory) {}
+  Held(Held&& other) noexcept : memory_(other.memory_), bytes_(std::exchange(other.bytes_, 0)) {}
+  Held& operator=(Held&& other) noexcept {
+    Shrink(0);
+    memory_ = other.memory_;
+    bytes_ = std::exchange(other.bytes_, 0);
+    return *this;
+  }
+  ~Held() { Shrink(0); }
+
+  // To so many bytes in all. False, with nothing changed, where the limit leaves no more; call it before they are taken.
+  bool Grow(uint64_t bytes) {
+    if (bytes <= bytes_) return true;
+    if (!memory_->Take(bytes - bytes_)) return false;
+    bytes_ = bytes;
+    return true;
+  }
+  void Shrink(uint64_t bytes) {
+    if (bytes >= bytes_) return;
+    memory_->Give(bytes_ - bytes);
+    bytes_ = bytes;
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  Memory* memory_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace pytriton::grpc
