@@ -181,11 +181,12 @@ def test_numbers_of_every_type(server: Server, name: str) -> None:
     [
         [["hello", "wörld"]],
         [[b"\xff\0", b""]],
+        [["a", "ü", b"\xff\0"]],
         np.array([["a", "bc"], ["", "d"]]),
         np.array([[b"a", "b\0"]], dtype=object),
         inprocess.Tensor.from_string_array([["x"]]),
     ],
-    ids=["text", "bytes", "U", "object", "Tensor"],
+    ids=["text", "bytes", "both", "U", "object", "Tensor"],
 )
 def test_strings(server: Server, value: Any) -> None:
     expected = np.asarray(inprocess.Tensor.from_bytes_array(value) if isinstance(value, list) else value, dtype=object)

@@ -36,6 +36,7 @@ from pytriton.proxy_backend.process import forkserver
 from pytriton.proxy_backend.process.child import Launch
 from pytriton.proxy_backend.python_models import host
 from pytriton.proxy_backend.python_models.execution import CoroutineLoop
+from pytriton.proxy_backend.python_models.server import Phase
 from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.proxy_backend.worker.watch import ConnectionWatch, LoopWatch
 from pytriton.server.lifecycle import watchdog
@@ -283,7 +284,7 @@ def test_a_model_that_cannot_be_asked_is_not_ready(monkeypatch: pytest.MonkeyPat
         return number + 1
 
     calls = SimpleNamespace(next_readiness_question=next_question)
-    monkeypatch.setattr(host, "SERVER", SimpleNamespace(calls=lambda: calls))
+    monkeypatch.setattr(host, "SERVER", SimpleNamespace(calls=lambda: calls, phase=Phase.SERVING))
     model: Any = SimpleNamespace(is_ready=failing_once(lambda loop: (True, "")))
     host.answer_readiness(model, CoroutineLoop())
     assert given == [(False, "the model cannot be asked: ZeroDivisionError: injected"), (True, "")]

@@ -472,6 +472,31 @@ def test_options_are_those_of_the_configuration() -> None:
         model(max_batch_size=2)(stream)
 
 
+@pytest.mark.parametrize("bare", [vars(typing)["List"], vars(typing)["Dict"]])
+def test_hints_of_typing_that_lack_their_arguments(bare: Any) -> None:
+    def takes(x: Any) -> float:
+        return 1.0
+
+    takes.__annotations__["x"] = bare
+    with pytest.raises(PyTritonBadParameterError, match=r"parameter 'x' of .*takes has the hint"):
+        model(takes)
+
+    def gives(x: float) -> Any: ...
+
+    gives.__annotations__["return"] = bare
+    with pytest.raises(PyTritonBadParameterError, match=r"the result of .*gives has the hint"):
+        model(gives)
+
+
+@pytest.mark.parametrize("bare", [vars(typing)[name] for name in ("Iterator", "Generator", "AsyncIterator")])
+def test_a_bare_iterator_does_not_say_what_it_yields(bare: Any) -> None:
+    def gives(x: float) -> Any: ...
+
+    gives.__annotations__["return"] = bare
+    with pytest.raises(PyTritonBadParameterError, match="does not say what is yielded"):
+        model(gives)
+
+
 def test_a_generator_is_hinted_as_one() -> None:
     def stream(x: float) -> float:  # type: ignore[misc]
         yield x

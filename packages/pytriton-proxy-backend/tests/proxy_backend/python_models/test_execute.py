@@ -2,13 +2,16 @@
 
 import gc
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from pytriton.proxy_backend.errors import ArenaFullError
 from pytriton.proxy_backend.python_models.execution import Execution
+from pytriton.proxy_backend.wire.record import Record
+from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter
 from support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -533,6 +536,75 @@ else:
     cancel()
     packet = peer.answer()
     assert (packet.kind, packet.batch) == (executed, 2)
+
+
+def test_responses_that_execute_sends_go_at_once(serve: Serve, golden: ModuleType) -> None:
+    executed, executing = 16, 8  # a message, and a flag
+    source = model("""requests[0].get_response_sender().send(InferenceResponse(), 1)
+while not requests[0].is_cancelled():
+    pass""")
+    peer = serve(source, capabilities=31)
+    for number in range(1, 4):
+        raw = record(golden, number, [1.0])
+        at = peer.batch(number, raw) + struct.unpack_from("<I", raw, 40)[0] + 72
+        packet = peer.answer()
+        assert (packet.batch, packet.flags & (BATCH_DONE | executing)) == (number, BATCH_DONE | executing)
+        peer.arena[1][at] = 1
+        packet = peer.answer()
+        assert (packet.kind, packet.batch) == (executed, number)
+
+
+def test_a_model_may_take_requests_out_of_its_list(serve: Serve, golden: ModuleType) -> None:
+    peer = serve(
+        model("""def answer(request):
+    request.get_response_sender().send(InferenceResponse([Tensor('y', request.inputs()[0].as_numpy())]), 1)
+taken = [requests.pop(0), *requests]
+requests[:] = [None]
+for request in taken:
+    threading.Thread(target=answer, args=(request,)).start()
+return None""")
+    )
+    for number in range(1, 4):
+        peer.batch(number, record(golden, number, [1.0], [2.0]))
+        found: dict[int, Any] = {}
+        while len(found) < 2:
+            packet = peer.answer()
+            found.update({response.request: response.outputs["y"].tolist() for response in peer.responses(packet)})
+        assert found == {0: [[1.0]], 1: [[2.0]]}
+
+
+def test_a_response_that_cannot_be_sent_is_the_matter_of_its_request_alone(
+    serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out = ResponseWriter.lay_out
+
+    def refuse(self: ResponseWriter, responses: Sequence[ResponseData]) -> Record:
+        if any(each.outputs and float(each.outputs["y"].flat[0]) == 7 for each in responses):
+            raise ArenaFullError("no room", needed=1, budget=0, in_use=0)
+        return lay_out(self, responses)
+
+    monkeypatch.setattr(ResponseWriter, "lay_out", refuse)
+    peer = serve(
+        model("""answers = [InferenceResponse([Tensor('y', each.inputs()[0].as_numpy())]) for each in requests]
+if requests[0].request_id() == 'sent':
+    try:
+        requests[0].get_response_sender().send(answers[0], 1)
+    except pb_utils.TritonModelException:
+        pass  # the accelerator sends it later, and nobody raises
+    answers[0] = None
+return answers""")
+    )
+    # The accelerator has the second one.
+    for number in range(1, 3):
+        assert len(ask(peer, record(golden, number, [1.0], [2.0]), number)) == 2
+    peer.batch(3, record(golden, 3, [7.0], [2.0], id="sent"))
+    found: dict[int, Any] = {}
+    while len(found) < 2:
+        packet = peer.answer()
+        found.update({response.request: response for response in peer.responses(packet)})
+    assert "no room" in found[0].error
+    assert found[1].outputs["y"].tolist() == [[2.0]]
+    assert len(ask(peer, record(golden, 4, [1.0], [2.0]), 4)) == 2
 
 
 def test_a_model_sees_that_a_caller_is_gone(serve: Serve, golden: ModuleType) -> None:

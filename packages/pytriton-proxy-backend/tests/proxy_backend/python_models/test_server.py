@@ -127,6 +127,7 @@ class AskingCalls:
 def answers_of(model: Any, times: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls = AskingCalls(times)
     monkeypatch.setattr(SERVER, "_calls", calls)
+    monkeypatch.setattr(SERVER, "phase", Phase.SERVING)
     loop = CoroutineLoop()
     try:
         answer_readiness(model, loop)

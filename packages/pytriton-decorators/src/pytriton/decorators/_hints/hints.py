@@ -84,7 +84,7 @@ def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:  # noqa: C901
     elif _is_json(base):
         raise wrong("with batched=True JSON is taken as text: list[str], and json.loads for each")
     elif typing.get_origin(base) is list:
-        form, (dtype,) = "list", typing.get_args(base)
+        form, (dtype,) = "list", typing.get_args(base) or (None,)
         if not _is_scalar(dtype):
             raise wrong("lists have plain elements; for more axes take an array")
     elif typing.get_origin(base) is np.ndarray:
@@ -187,11 +187,13 @@ def _is_scalar(hint: Any) -> bool:
 
 def _is_dict(hint: Any) -> bool:
     # A TypedDict is such a class as well, but its members would not be checked.
-    return hint is dict or (typing.get_origin(hint) is dict and typing.get_args(hint)[0] is str)
+    return hint is dict or (typing.get_origin(hint) is dict and typing.get_args(hint)[:1] == (str,))
 
 
 def _is_json(hint: Any) -> bool:
-    return _is_dict(hint) or (typing.get_origin(hint) is list and _is_dict(plain_hint(typing.get_args(hint)[0])))
+    # A list of the module typing may have no arguments.
+    members = typing.get_args(hint) if typing.get_origin(hint) is list else ()
+    return _is_dict(hint) or any(_is_dict(plain_hint(member)) for member in members)
 
 
 def _array_parts(hint: Any) -> tuple[Any, int | None]:

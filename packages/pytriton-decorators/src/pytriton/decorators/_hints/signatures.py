@@ -386,7 +386,11 @@ def _returned(hints: Mapping[str, Any], function: Any, shown: str) -> tuple[Any,
     plain = undecorated(function)
     if not streams and (inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)):
         raise rejected(where, hint, "a generator is hinted as Iterator[...], or AsyncIterator[...] if asynchronous")
-    return (typing.get_args(hint)[0] if streams else hint), streams
+    if not streams:
+        return hint, False
+    if not (yielded := typing.get_args(hint)):
+        raise rejected(where, hint, "it does not say what is yielded, as Iterator[str] does")
+    return yielded[0], True
 
 
 def _outputs(hint: Any, batched: bool, shown: str, *, decoupled: bool) -> Outputs:

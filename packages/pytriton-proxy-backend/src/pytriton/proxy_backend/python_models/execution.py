@@ -239,7 +239,8 @@ class ModelService(Service):
         try:
             if self._execute is None:
                 return Outcome(batch, requests, None, f"Python model {self._file} does not implement `execute` method.")
-            returned = self._execute(requests)
+            # A list of its own: the model may take requests out of it, whose senders answer them later.
+            returned = self._execute(requests.copy())
             if returned.__class__ is not list and isinstance(returned, Coroutine):
                 if self.state.decoupled:
                     self.loop.run_in_background(returned, partial(self._tell_late, batch))

@@ -46,11 +46,27 @@ class ModelWorker(Worker):
 def serve_model(service: ModelService, connection: Connection, loop: LazyLoop) -> None:
     """Serve a Python model until the connection closes."""
     source = SharedSource(service, connection)
+
+    def serve_next() -> bool:
+        batch = source.receive()
+        if batch is None:
+            return False
+        served = Execution(service, batch)
+        del batch
+        served.run(loop.run)
+        return True
+
     native = accelerator()
     if native is not None and not service.state.decoupled:
+        # While `execute` runs, the accelerator has the connection, and what senders send waits for its end. So the
+        # first batches show whether the model sends.
+        if not serve_next():
+            return
+        while source.has_batches:
+            serve_next()
         lane = _LaneSource(service, connection, native.Lane)
         try:
-            while not service.has_late:
+            while not (service.has_late or service.state.has_sent):
                 execution = lane.next()
                 if execution is None:
                     return
@@ -58,11 +74,8 @@ def serve_model(service: ModelService, connection: Connection, loop: LazyLoop) -
                 del execution
         finally:
             lane.close()
-    while (batch := source.receive()) is not None:
-        served = Execution(service, batch)
-        del batch
-        served.run(loop.run)
-        del served
+    while serve_next():
+        pass
 
 
 class _LaneSource(AcceleratedSource):
@@ -110,6 +123,11 @@ class SharedSource:
         self._counters.add_failed("input")
 
     # ---- the thread that reads --------------------------------------------------------------------------------------
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether `receive` would return a batch that was read already."""
+        return bool(self._batches)
 
     def receive(self) -> Batch | None:
         """Wait for the next batch; `None` when the connection is closed."""

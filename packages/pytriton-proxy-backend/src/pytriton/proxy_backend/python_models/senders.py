@@ -49,7 +49,7 @@ class Sink(Protocol):
 class SenderContext:
     """What all batches of a model have in common."""
 
-    __slots__ = ("_has_told", "counters", "declared", "decoupled", "failures", "lock", "name", "writer")
+    __slots__ = ("_has_told", "counters", "declared", "decoupled", "failures", "has_sent", "lock", "name", "writer")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class SenderContext:
         self.name = name  # what errors call the model: the name of its instance
         self.declared = frozenset(declared)  # the outputs that its configuration has
         self._has_told = False
+        self.has_sent = False  # whether the model has sent a response by a sender
         self.decoupled = decoupled  # whether a request may get any number of responses
         self.writer = writer  # lays the responses out
         self.counters = counters  # where it is counted what happens
@@ -158,9 +159,13 @@ class OpenBatch:
             if self.state.decoupled:
                 self._firsts = FirstResponses(self.state.counters, self._count)
             self._sink = sink
-            early, self._early = self._early, None
-            if early:
-                self._send(early)
+            early, self._early = self._early or [], None
+            for data in early:
+                # One that cannot be sent is an error of its own request, which it has got.
+                try:
+                    self._send([data])
+                except TritonModelException as error:
+                    logger.warning("model %s: %s", self.state.name, error)
 
     def note_return(self) -> None:
         """Note that `execute` has returned."""
@@ -200,6 +205,7 @@ class OpenBatch:
 
     def answer(self, index: int, response: InferenceResponse | None, *, final: bool) -> None:
         """Send a response to a request."""
+        self.state.has_sent = True
         if response is not None:
             self.state.note_outputs(output_names(response))
         data = response_data(index, response, () if response is None else self.wanted(index), final=final)

@@ -58,6 +58,9 @@ def _of_numbers_or_strings(model: NamedModel, name: str, value: Any) -> Tensor:
     spec = known_spec(model).inputs.get(name)
     try:
         array = np.asarray(value)
+    except UnicodeDecodeError:
+        # Of text beside bytes that are none, which are strings of a model alike.
+        array = np.array(value, object)
     except ValueError as error:
         raise _irregular(value) from error
     if array.dtype.kind in "SUTO" or (spec is not None and spec.data_type is DataType.BYTES and not array.size):
