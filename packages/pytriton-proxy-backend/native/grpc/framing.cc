@@ -132,7 +132,7 @@ Status Decompress(std::string_view encoding, size_t limit, Chunk* message, Held*
                                                 " bytes, the limit max_request_bytes of the guard."};
         break;
       }
-      const size_t larger = std::min(limit, std::max<size_t>({capacity * 2, message->size * 4, 4096}));
+      const size_t larger = std::min(limit, std::max<size_t>({capacity * 2, message->size * 2, 4096}));
       if (!held->Grow(before + larger)) {
         status = NoneLeft();
         break;
@@ -158,7 +158,11 @@ Status Decompress(std::string_view encoding, size_t limit, Chunk* message, Held*
   }
   plain.size = stream.total_out;
   zlib->end(&stream);
-  if (status.code == Code::kOk) *message = std::move(plain);
+  if (status.code == Code::kOk) {
+    // The packed message is freed, and what was taken beyond the size was never touched.
+    held->Shrink(before - std::min<uint64_t>(before, message->size) + plain.size);
+    *message = std::move(plain);
+  }
   return status;
 }
 

@@ -111,6 +111,7 @@ void KeptTexts() {
 
 void HeadsOfRequests() {
   CheckTaken("GET /v2 HTTP/1.1\r\n\r\n");
+  CheckTaken("GET ?a HTTP/1.1\r\n\r\n");
   CheckTaken("\r\nGET /v2 HTTP/1.0\r\nA:\r\n\r\n");
   CheckTaken("GET http://h:1/v2?a=b%20c HTTP/1.1\r\nName: v\xc3\xa4lue\twith: all\r\n\r\n");
   CheckTaken(WithBody(kPost, "{}"));
@@ -123,7 +124,8 @@ void HeadsOfRequests() {
   };
   becomes("HEAD /v2", "GET /v2?");
   becomes("HEAD /v2?a", "GET /v2?a&");
-  becomes("HEAD /#a", "GET /#a&");
+  // To the server, `#` is a letter.
+  becomes("HEAD /#a", "GET /#a?");
   becomes("OPTIONS /", "GET /?&&&");
   becomes("OPTIONS /v2/health/ready?a=b", "GET /v2/health/ready?a=b&&&&");
   becomes("OPTIONS /v2/models/m/ready", "GET /v2/models/m/ready?&&&");

@@ -87,6 +87,19 @@ def test_idle_memory_goes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
         idle.close()
 
 
+def test_memory_that_an_array_lay_in_goes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may drop the result of its last call long after it."""
+    idle = RegionPool(URL)
+    region = made(idle, 1 << 20)
+    owner = region.memory[:]
+    assert idle.may_lend(region)
+    idle.lend(region, owner)
+    monkeypatch.setattr(pool, "_LONGEST_FREE_S", 0.2)
+    del owner
+    eventually(lambda: left() == [region.name])
+    idle.close()
+
+
 def test_the_wait_for_idle_memory_does_not_keep_a_client() -> None:
     dropped = RegionPool(URL)
     region = made(dropped, 1 << 20)

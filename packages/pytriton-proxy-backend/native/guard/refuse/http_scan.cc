@@ -110,7 +110,7 @@ bool IsOfHealth(std::string_view path) {
 
 // Where the path begins in a target, which may name scheme and host in front of it; npos where it names nothing else.
 size_t BeginOfPath(std::string_view target) {
-  const size_t host = target.front() == '/' ? std::string_view::npos : target.find("://");
+  const size_t host = target.empty() || target.front() == '/' ? std::string_view::npos : target.find("://");
   return host == std::string_view::npos ? 0 : target.find('/', host + 3);
 }
 
@@ -273,7 +273,7 @@ void HttpScan::AskByGet(size_t method_size, std::string_view target, char* data)
   const bool has_path = BeginOfPath(target) != std::string_view::npos;
   if (!has_path) behind[0] = '/';
   const size_t query = has_path ? 0 : 1;
-  if (query < shorter && target.find_first_of("?#") == std::string_view::npos) behind[query] = '?';
+  if (query < shorter && target.find('?') == std::string_view::npos) behind[query] = '?';
   const size_t target_size = target.size();
   std::memcpy(data, kGet.data(), kGet.size());
   std::memmove(data + kGet.size(), data + method_size + 1, target_size);

@@ -188,7 +188,7 @@ def test_a_stop_in_the_thread_that_waits_for_room(machine: Machine, monkeypatch:
     spec = ModelSpec(name="m", version=1, inputs=(), outputs=(), batching=False, max_batch_size=0)
     account, waits = machine.add("m"), machine.add("waits")
     warms = threading.Event()
-    process = SimpleNamespace(is_alive=True, is_warm=False)
+    process = SimpleNamespace(is_alive=True, is_warm=False, is_asleep=False)
     sleep = Sleep(spec, Path("/nowhere"), None, 1.0, machine.budget, account)
     sleep._workers.append(process)  # type: ignore[arg-type]
     arrive = machine.budget.arrive

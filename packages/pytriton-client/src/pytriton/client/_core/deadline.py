@@ -119,11 +119,12 @@ class Watchdog:
                     self._thread = None
                     return
                 now = time.monotonic()
-                expired = [watched for watched, end in self._ends.items() if end <= now]
+                # A collection of garbage may forget some at any place, in this very thread.
+                expired = [watched for watched, end in list(self._ends.items()) if end <= now]
                 for watched in expired:
-                    self._ends[watched] = math.inf
+                    self.finish(watched)
                 if not expired:
-                    self._wakes_at = min(self._ends.values())
+                    self._wakes_at = min(list(self._ends.values()), default=now)
                     self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
             # This runs outside the lock: ending a wait takes locks of others, whose holders may want this lock.
             for watched in expired:

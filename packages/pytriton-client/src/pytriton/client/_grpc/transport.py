@@ -344,8 +344,8 @@ class _AbandonedCall(threading.Thread):
     def start(self) -> None:
         """Begin; the time runs from now."""
         self._others.add(self)
-        self._watchdog.begin(self, ABANDONED_CALL_S)
         try:
+            self._watchdog.begin(self, ABANDONED_CALL_S)
             super().start()
         except RuntimeError:
             self._end()

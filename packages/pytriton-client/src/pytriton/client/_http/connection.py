@@ -16,6 +16,7 @@ from .._route.addresses import (
     ATTEMPT_DELAY_S,
     Address,
     Attempts,
+    addresses_of,
     numeric_addresses,
     order_addresses,
     start_look_up,
@@ -136,14 +137,16 @@ class HttpConnection:
             while view:
                 # A send that does not wait for room for a good deal sends many small pieces.
                 is_readable, is_writable = _wait(self._socket, _seconds(deadline))
-                if is_readable and self._receive_available():
+                if is_readable and self._receive_available(deadline):
                     return False
                 if is_writable:
                     view = view[self._send_some(view) :]
+        except TimeoutError:
+            raise
         except OSError:
             # The response may have come before the connection broke; what ends with the connection may be incomplete.
             with suppress(OSError, HttpWireError):
-                while count := self._socket.recv_into(self._reader.buffer()):
+                while _seconds(deadline) and (count := self._socket.recv_into(self._reader.buffer())):
                     self._reader.received(count)
                     if self._reader.is_complete:
                         return False
@@ -156,10 +159,10 @@ class HttpConnection:
         except _WOULD_WAIT:
             return 0
 
-    def _receive_available(self) -> bool:
+    def _receive_available(self, deadline: Deadline) -> bool:
         """Read what has come, without waiting, and return whether the response is complete."""
         with suppress(*_WOULD_WAIT):
-            while not self._reader.is_complete:
+            while not self._reader.is_complete and _seconds(deadline):
                 self._reader.received(self._socket.recv_into(self._reader.buffer()))
         return self._reader.is_complete
 
@@ -203,7 +206,7 @@ def _connect(route: Route, deadline: Deadline) -> socket.socket:
         attempts.is_looking_up = not wait([look_up], deadline.remaining_s()).done
         if attempts.is_looking_up:
             raise attempts.timeout_error()
-        found = look_up.result()
+        found = addresses_of(look_up.result())
     slow: dict[socket.socket, Address] = {}
     addresses = order_addresses(found, route.hostname)
     try:

@@ -6,6 +6,7 @@ as soon as one fails, and the first that answers is taken (RFC 8305).
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import socket
@@ -24,7 +25,7 @@ Address = tuple[int, int, int, str, Any]
 
 
 # What is asked of the resolver, by the process that asks: a forked child has not the threads of its parent.
-_look_ups: dict[tuple[int, str, int], Future[list[Address]]] = {}
+_look_ups: dict[tuple[int, str, int], Future[list[Address] | Exception]] = {}
 
 
 class ConnectTimeoutError(TimeoutError):
@@ -39,7 +40,7 @@ def numeric_addresses(hostname: str, port: int) -> list[Address]:
         return []
 
 
-def start_look_up(hostname: str, port: int) -> Future[list[Address]]:
+def start_look_up(hostname: str, port: int) -> Future[list[Address] | Exception]:
     """Ask for the addresses of a name in a thread, because the resolver keeps no deadline.
 
     While a question is open, nobody else asks it, so that a resolver that is stuck holds one thread for each name.
@@ -47,7 +48,7 @@ def start_look_up(hostname: str, port: int) -> Future[list[Address]]:
     from concurrent.futures import Future  # it costs time, and most addresses are numeric
 
     key = (os.getpid(), hostname, port)
-    own: Future[list[Address]] = Future()
+    own: Future[list[Address] | Exception] = Future()
     own.set_running_or_notify_cancel()  # who leaves must not cancel it for the others
     shared = _look_ups.setdefault(key, own)
     if shared is own:
@@ -58,7 +59,7 @@ def start_look_up(hostname: str, port: int) -> Future[list[Address]]:
     return shared
 
 
-def _look_up(key: tuple[int, str, int], answer: Future[list[Address]]) -> None:
+def _look_up(key: tuple[int, str, int], answer: Future[list[Address] | Exception]) -> None:
     _, hostname, port = key
     found: list[Address] = []
     failure: Exception | None = None
@@ -71,10 +72,14 @@ def _look_up(key: tuple[int, str, int], answer: Future[list[Address]]) -> None:
         failure = error
     finally:
         del _look_ups[key]
-    if failure is None:
-        answer.set_result(found)
-    else:
-        answer.set_exception(failure)
+    answer.set_result(found if failure is None else failure)
+
+
+def addresses_of(answer: list[Address] | Exception) -> list[Address]:
+    """Return what a look-up has found, or raise an error of the caller's own: others may share the look-up."""
+    if isinstance(answer, Exception):
+        raise copy.copy(answer)
+    return answer
 
 
 def order_addresses(found: Sequence[Address], hostname: str = "") -> list[Address]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from .addresses import ATTEMPT_DELAY_S, Address, Attempts, numeric_addresses, order_addresses, start_look_up
+from .addresses import (
+    ATTEMPT_DELAY_S,
+    Address,
+    Attempts,
+    addresses_of,
+    numeric_addresses,
+    order_addresses,
+    start_look_up,
+)
 
 
 async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.socket:
@@ -15,7 +23,7 @@ async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.so
     if not found:
         attempts.is_looking_up = True
         # Not in a thread of the loop, which waits for those when it ends.
-        found = await asyncio.wrap_future(start_look_up(hostname, port))
+        found = addresses_of(await asyncio.wrap_future(start_look_up(hostname, port)))
         attempts.is_looking_up = False
     left = order_addresses(found, hostname)
     try:

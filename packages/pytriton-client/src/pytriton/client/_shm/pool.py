@@ -135,7 +135,7 @@ class RegionPool:
     def lend(self, region: Region, owner: npt.NDArray[np.uint8]) -> None:
         """Free a region when ``owner`` is gone: an array of its memory that all arrays of the caller refer to."""
         with self._exclusive():
-            gone = functools.partial(_put, self._returned, region)
+            gone = functools.partial(_put, self._returned, region, self._idleness)
             self._lent[region] = (weakref.ref(owner, gone), _forks)
             if self._is_closed:
                 self._drop(region)
@@ -209,8 +209,7 @@ class RegionPool:
         for oldest, since in list(self._free.items()):
             if now - since > _LONGEST_FREE_S or sum(map(_size_of, self._free)) > most:
                 self._drop(oldest)
-        with contextlib.suppress(RuntimeError):  # the system has no thread left: the next call looks at the times
-            _watchdog().begin(self._idleness, _LONGEST_FREE_S)
+        _wait_idle(self._idleness)
 
     def _drop(self, region: Region) -> None:
         if self._free.pop(region, None) is not None:
@@ -254,8 +253,14 @@ def _size_of(region: Region) -> int:
     return region.size
 
 
-def _put(returned: deque[Region], region: Region, _gone: object) -> None:
+def _put(returned: deque[Region], region: Region, idleness: _Idleness, _gone: object) -> None:
     returned.append(region)
+    _wait_idle(idleness)
+
+
+def _wait_idle(idleness: _Idleness) -> None:
+    with contextlib.suppress(RuntimeError):  # the system has no thread left: the next call looks at the times
+        _watchdog().begin(idleness, _LONGEST_FREE_S)
 
 
 def _leave_all(stale: StaleRegions, known: dict[str, int], idleness: _Idleness) -> None:

@@ -345,6 +345,10 @@ class HostSupervisor:
             pids=lambda: [pid for each in hosts if (pid := each.pid) is not None],
             is_up=lambda: are_up(hosts),
         )
+        can_sleep = idle.idle_timeout_s is not None or (idle.can_sleep and self._budget.limit_bytes is not None)
+        if can_sleep:
+            # While it loads, it is one of those that sleep later: others wait for that.
+            account.ask_to_sleep = _not_yet
         try:
             self._budget.open(account)
             self._admit(channel, account)
@@ -360,7 +364,7 @@ class HostSupervisor:
             spec = model.spec(loaded.config)
             with self._lock:
                 self._serving[host] = ServingHost(model.name, model.version, spec.decoupled, number, host)
-            if idle.idle_timeout_s is not None or (idle.can_sleep and self._budget.limit_bytes is not None):
+            if can_sleep:
                 timeouts_s = idle.idle_timeout_s, idle.attach_timeout_s
                 sleep = Sleep(spec, Path(endpoint), *timeouts_s, self._budget, account, instance=instance)
                 sleep.add(host)
@@ -461,6 +465,10 @@ def _remove_dead_sockets(folder: Path) -> None:
     for path in folder.glob("*"):
         if _INSTANCE.fullmatch(path.name):
             _remove_if_dead(path)
+
+
+def _not_yet() -> None:
+    """Do nothing: a host that loads cannot sleep."""
 
 
 def _remove_if_dead(path: Path) -> None:

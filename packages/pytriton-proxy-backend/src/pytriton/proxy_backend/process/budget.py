@@ -276,8 +276,10 @@ class MemoryBudget:
         with self._changed:
             size = self._charge(account)
             if self.limit_bytes is not None:
-                taken = sum(map(self._charge, self._accounts))
-                if self._waiting or taken + size * share > self.limit_bytes:
+                others = sum(self._charge(each) for each in self._accounts if each is not account)
+                # Nothing of it runs where its last process was given up.
+                own = size if account.pids() else 0
+                if (self._waiting and own) or others + own + size * share > self.limit_bytes:
                     return False
             start()
             account.size = int(size * (1 + share))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import math
@@ -161,6 +162,7 @@ class Scaling:
         # The worker that was started last, until it is attached, and how many of its processes had ended before.
         self._grown: tuple[WorkerProcess, int] | None = None
         self._not_before = 0.0
+        self._failures: collections.Counter[WorkerProcess] = collections.Counter()
         self._has_told_refusal = False
 
     def rouse(self, workers: Sequence[WorkerProcess]) -> None:
@@ -185,9 +187,14 @@ class Scaling:
             start: Wakes a worker where there is memory for one more beside so many; returns whether it did.
         """
         running, spare = _shared_out(workers)
+        # One that still finishes its requests may take long.
+        spare = sorted((each for each in spare if each.pid is None), key=lambda each: self._failures[each])
         if self._grown is not None:
             self._await_grown(*self._grown, len(running))
         elif len(running) < self.limits.fewest and spare:
+            # Each has a try at once, and another one after a while.
+            if time.monotonic() < self._not_before and self._failures[spare[0]]:
+                return
             self._grow(spare[0], len(running), len(workers), start, "another one is given up")
         elif activity is None:
             self._begin_anew(len(running))
@@ -238,6 +245,7 @@ class Scaling:
         if worker.is_attached:
             self._counts.up += 1
             self._grown = None
+            del self._failures[worker]
             self._begin_anew(running)
         elif worker.first_failure is not None or not worker.is_alive or (worker.ends > ends and not worker.is_unproven):
             worker.sleep()
@@ -245,6 +253,7 @@ class Scaling:
             worker.first_failure = None
             self._grown = None
             self._counts.failed += 1
+            self._failures[worker] += 1
             now = time.monotonic()
             self._not_before = now + max(_AFTER_FAILURE_S, self.limits.shrink_calm_s)
             self._rule.change(now, running - 1, by_one=0)

@@ -105,7 +105,12 @@ class ModelWorkers:
     def memory_bytes(self) -> int | None:
         """How much those in processes of their own took when they were awake the last time; None if unknown."""
         account = self._account
-        return self._size if account is None or account.size is None else account.size
+        size = self._size if account is None or account.size is None else account.size
+        running = sum(not _is_spare(worker) for worker in self._workers)
+        if size is None or self._scaling is None or running <= self._scaling.fewest:
+            return size
+        # As many are to start.
+        return size * self._scaling.fewest // running
 
     @memory_bytes.setter
     def memory_bytes(self, size: int | None) -> None:
@@ -350,6 +355,7 @@ class ModelWorkers:
         for warmup in self._warmups:
             if warmup is not None:
                 warmup.cut()
+        self._size = self.memory_bytes
         workers, self._workers, self._warmups = self._workers, [], []
         for _ in range(_still_busy(workers, timeout_s)):
             logger.warning(
@@ -360,7 +366,7 @@ class ModelWorkers:
         self._sleep = None
         if sleep is not None:
             sleep.stop()
-        self._size, budget, account = self.memory_bytes, self._budget, self._account
+        budget, account = self._budget, self._account
         self._budget = self._account = None
         if budget is not None and account is not None:
             budget.close(account)
