@@ -79,7 +79,7 @@ def test_a_callback_that_fails_is_reported_and_called_again(caplog: pytest.LogCa
         pass
 
     assert len(calls) > 1
-    assert set(calls) == {"pytriton-inprocess-log"}
+    assert set(calls) == {"triton-log-records"}
     failed = [record for record in caplog.records if "Options.log_callback failed" in record.getMessage()]
     assert len(failed) == len(calls)
     assert failed[0].exc_info is not None

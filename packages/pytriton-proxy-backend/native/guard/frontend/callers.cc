@@ -4,6 +4,7 @@
 #include "../in_force.h"
 #include "../protections.h"
 #include "../refuse/compressed.h"
+#include "epoll.h"
 
 namespace pytriton::guard {
 
@@ -25,7 +26,7 @@ int BeginSubmission(TRITONSERVER_InferenceRequest* request) {
 
 void EndSubmission(TRITONSERVER_InferenceRequest* request, int connection, bool is_submitted) {
   if (Guard* const guard = Active(); guard != nullptr && connection >= 0) {
-    if (g_triton.cancel != nullptr) Reach(Protection::kHttpCallers);
+    if (g_triton.cancel != nullptr && WaitsHere()) Reach(Protection::kHttpCallers);
     if (is_submitted) guard->callers.OnSubmitted(request, connection);
   }
   grpc::FrontEnd* const front_end = ActiveFrontEnd();

@@ -63,6 +63,8 @@ int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
   return poll->Control(interest, operation, fd, event, poll == t_http_poll);
 }
 
+bool WaitsHere() { return t_epoll >= 0; }
+
 int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms) {
   t_epoll = epoll;
   if (t_reads_http && Active() != nullptr) {

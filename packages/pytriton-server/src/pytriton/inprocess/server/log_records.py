@@ -42,7 +42,7 @@ class _LogPipe:
         self._table: list[bytes] | None = None
         self._marks: list[threading.Event] = []
         # Not waited for at exit: by then `deliver` has, where a server was stopped.
-        self._thread = threading.Thread(target=self._read, name="pytriton-inprocess-log", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="triton-log-records", daemon=True)
         self._thread.start()
 
     def deliver(self) -> None:
