@@ -60,6 +60,17 @@ def ask(peer: Any, raw: bytes, number: int) -> list[Any]:
     return list(peer.responses(packet))
 
 
+TWO = {0: [[1.0]], 1: [[2.0]]}
+
+
+def answers_of(peer: Any, count: int) -> dict[int, Any]:
+    """Reads so many responses, in however many packets they come."""
+    found: dict[int, Any] = {}
+    while len(found) < count:
+        found.update({response.request: response for response in peer.responses(peer.answer())})
+    return found
+
+
 def error_of(peer: Any, golden: ModuleType, number: int = 7) -> str:
     """The error that every request of a batch of two gets."""
     found = ask(peer, record(golden, number, [1.0], [2.0]), number)
@@ -566,11 +577,8 @@ return None""")
     )
     for number in range(1, 4):
         peer.batch(number, record(golden, number, [1.0], [2.0]))
-        found: dict[int, Any] = {}
-        while len(found) < 2:
-            packet = peer.answer()
-            found.update({response.request: response.outputs["y"].tolist() for response in peer.responses(packet)})
-        assert found == {0: [[1.0]], 1: [[2.0]]}
+        found = answers_of(peer, 2)
+        assert {request: response.outputs["y"].tolist() for request, response in found.items()} == TWO
 
 
 def test_a_response_that_cannot_be_sent_is_the_matter_of_its_request_alone(
@@ -598,10 +606,7 @@ return answers""")
     for number in range(1, 3):
         assert len(ask(peer, record(golden, number, [1.0], [2.0]), number)) == 2
     peer.batch(3, record(golden, 3, [7.0], [2.0], id="sent"))
-    found: dict[int, Any] = {}
-    while len(found) < 2:
-        packet = peer.answer()
-        found.update({response.request: response for response in peer.responses(packet)})
+    found = answers_of(peer, 2)
     assert "no room" in found[0].error
     assert found[1].outputs["y"].tolist() == [[2.0]]
     assert len(ask(peer, record(golden, 4, [1.0], [2.0]), 4)) == 2

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton.openai._errors import OpenAIError
-from pytriton.openai._formats.strict_json import depth_of, make_decoder
+from pytriton.openai._formats.strict_json import STRICT, depth_of
 from pytriton.openai._models import EndpointModel
 from pytriton.openai._requests import MOST_LEVELS
 
-_decoder = make_decoder()
 IMAGES, AUDIO = "images", "audio"
 """The optional inputs for the files in messages: lists of images and of audio."""
 
@@ -75,7 +74,7 @@ def _decoded(call: Any, where: str) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = _decoder.decode(function["arguments"])
+        arguments = STRICT.decode(function["arguments"])
     except (ValueError, RecursionError):
         return call
     if depth_of(arguments) > MOST_LEVELS:

@@ -48,6 +48,10 @@ class ScalingLimits:
     grow_queue_s: float
     shrink_calm_s: float
 
+    def size_at_start(self, size: int, running: int) -> int:
+        """Return what those take that start, if `running` workers take `size`."""
+        return size * min(running, self.fewest) // running if running else size
+
 
 @dataclass
 class ScalingCounts:

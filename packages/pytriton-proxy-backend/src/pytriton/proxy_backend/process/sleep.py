@@ -262,7 +262,7 @@ class Sleep:
 
     @property
     def _awake(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker.is_alive and not worker.is_asleep]
+        return _awake_of(self._workers)
 
     @property
     def _is_served(self) -> bool:
@@ -296,9 +296,8 @@ class Sleep:
         is_for_others = self._account.is_asked or self._idle_timeout_s is None
         self.state = SleepState.ASLEEP
         self._budget.sleep(self._account)
-        if self._scaling is not None and awake and self._account.size is not None:
-            # As many are to wake.
-            self._account.size = self._account.size * min(awake, self._scaling.limits.fewest) // awake
+        if self._scaling is not None and self._account.size is not None:
+            self._account.size = self._scaling.limits.size_at_start(self._account.size, awake)
         for worker in self._workers:
             worker.sleep()
         logger.info(
@@ -378,9 +377,13 @@ def _pids(workers: Sequence[WorkerProcess]) -> list[int]:
     return [pid for worker in workers if (pid := worker.pid) is not None]
 
 
+def _awake_of(workers: Iterable[WorkerProcess]) -> list[WorkerProcess]:
+    return [worker for worker in workers if worker.is_alive and not worker.is_asleep]
+
+
 def are_up(workers: Iterable[WorkerProcess]) -> bool:
     """Return whether there are workers that are not to sleep, and all of them have a process that is ready to serve."""
-    awake = [worker for worker in workers if worker.is_alive and not worker.is_asleep]
+    awake = _awake_of(workers)
     return bool(awake) and all(worker.is_warm for worker in awake)
 
 

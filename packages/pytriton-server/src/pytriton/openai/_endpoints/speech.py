@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from pytriton.openai._endpoints.desk import Desk, answered
 from pytriton.openai._errors import OpenAIError, from_validation, model_failed
-from pytriton.openai._formats.strict_json import JsonAnswer, make_decoder
+from pytriton.openai._formats.strict_json import STRICT, JsonAnswer
 from pytriton.openai._gate import CALLER_GONE, EventStream, encoded_events
 from pytriton.openai._models import SPOKEN, EndpointModel
 from pytriton.openai._requests import TranscriptionRequest, unsupported
@@ -30,7 +30,6 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 _FORMS = ("json", "text", "verbose_json", "srt", "vtt")
 _MOST_FIELDS = 64
 _LISTS = ("timestamp_granularities", "include")
-_decoder = make_decoder()
 
 
 def add_speech(app: FastAPI, desk: Desk) -> None:
@@ -111,7 +110,7 @@ def _typed(body: TranscriptionRequest, model: EndpointModel) -> TranscriptionReq
     for name, value in extra.items():
         if name in model.options and model.options[name].dtype is not np.bytes_ and isinstance(value, str):
             try:
-                extra[name] = _decoder.decode(value)
+                extra[name] = STRICT.decode(value)
             except (ValueError, RecursionError):
                 extra[name] = value
     return body
@@ -140,7 +139,7 @@ def _note(told: dict[str, Any], name: str, value: Any, model: EndpointModel) -> 
         told[name] = text or told.get(name, "")
     elif text:
         try:
-            found = _decoder.decode(text)
+            found = STRICT.decode(text)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, list) or not all(isinstance(it, dict) for it in found):

@@ -13,7 +13,7 @@ import referencing.jsonschema
 from jsonschema.validators import extend
 
 from pytriton.openai._errors import OpenAIError, model_failed
-from pytriton.openai._formats.strict_json import depth_of, make_decoder
+from pytriton.openai._formats.strict_json import STRICT, depth_of
 
 SCHEMA = "json_schema"
 """The optional input for the schema."""
@@ -23,7 +23,6 @@ _MOST_SCHEMA_PARTS = 10_000
 # Rules of a schema that one check may apply, which takes half a second: references let a small schema apply many.
 _MOST_STEPS = 100_000
 _steps = threading.local()
-_decoder = make_decoder()
 
 
 class _TooManyStepsError(Exception):
@@ -66,7 +65,7 @@ class AnswerCheck:
     def check(self, text: str, model: str) -> None:
         """Check a whole text."""
         try:
-            problem = self._problem(_decoder.decode(text))
+            problem = self._problem(STRICT.decode(text))
         except (ValueError, RecursionError) as error:
             problem = f"expected JSON ({error}); got {text!r:.100}"
         if problem is not None:

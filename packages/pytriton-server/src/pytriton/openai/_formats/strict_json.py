@@ -33,6 +33,10 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text[:40]} is no number that JSON and a 64-bit float have")
 
 
+STRICT = make_decoder()
+"""Reads what callers and models say."""
+
+
 def depth_of(value: Any) -> int:
     """Return how many levels of objects and lists a value of JSON has."""
     depth, level = 0, [value] if isinstance(value, (dict, list)) else []
@@ -51,7 +55,7 @@ class _JsonRequest(Request):
     async def json(self) -> Any:
         """Return the body as JSON, which is read once."""
         if not hasattr(self, "_json"):
-            self._json = make_decoder().decode((await self.body()).decode("utf-8-sig"))
+            self._json = STRICT.decode((await self.body()).decode("utf-8-sig"))
         return self._json
 
 

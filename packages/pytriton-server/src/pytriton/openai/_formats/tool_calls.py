@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton.openai._errors import OpenAIError, model_failed
-from pytriton.openai._formats.strict_json import make_decoder
+from pytriton.openai._formats.strict_json import STRICT
 
 _MOST_CALLS = 128
 _SEPARATORS = " \t\r\n;,"
 _MISTRAL_NAME = re.compile(r"([A-Za-z0-9_.-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")
-_decoder = make_decoder()
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def _read_objects(text: str) -> list[Mapping[str, Any]]:
         if text[at] in _SEPARATORS:
             at += 1
             continue
-        value, at = _decoder.raw_decode(text, at)
+        value, at = STRICT.raw_decode(text, at)
         for call in value if isinstance(value, list) else [value]:
             if not isinstance(call, dict) or not isinstance(call.get("name"), str):
                 raise ValueError("expected an object with a name")
@@ -59,7 +58,7 @@ def _read_mistral(text: str) -> list[Mapping[str, Any]]:
             at += len("[TOOL_CALLS]")
         elif (name := _MISTRAL_NAME.match(text, at)) is not None:
             # Read as JSON, whose texts may have the mark, too.
-            arguments, at = _decoder.raw_decode(text, name.end())
+            arguments, at = STRICT.raw_decode(text, name.end())
             calls.append({"name": name[1], "arguments": arguments})
         else:
             raise ValueError("expected the name of a tool and an object")
@@ -153,24 +152,27 @@ class ToolText:
         if end is None:
             return None
         first = self._held.find(end)
-        at = self._held.find(end, self._tried)
-        while at >= 0:
-            self._tried = at + len(end)
-            if not _is_within_text(self._held[:at]):
+        while (at := self._held.find(end, self._tried)) >= 0:
+            try:
+                calls = self._form.read(self._held[:at])
+            except (ValueError, RecursionError) as error:
+                if _is_within_text(error):
+                    self._tried = at + len(end)
+                    continue
                 break
-            at = self._held.find(end, self._tried)
+            self._go_behind(at, end)
+            return "", calls
         if at < 0 and (first < 0 or not is_last):
             return None
-        inside = self._held[:at] if at >= 0 else ""
-        try:
-            found = "", self._form.read(inside)
-        except (ValueError, RecursionError):
-            # The first end is that of something that is no call; what follows may have calls.
-            at, self._has_text = first, True
-            found = f"{self._begin}{self._held[:first]}{end}", []
+        # The first end is that of something that is no call; what follows may have calls.
+        text = f"{self._begin}{self._held[:first]}{end}"
+        self._has_text = True
+        self._go_behind(first, end)
+        return text, []
+
+    def _go_behind(self, at: int, end: str) -> None:
         self._held = self._held[at + len(end) :]
         self._begin, self._tried = None, 0
-        return found
 
     def _rest(self, inside: str, begin: str) -> tuple[str, list[Mapping[str, Any]]]:
         """Return what a call is that goes on to the end of the text."""
@@ -186,15 +188,9 @@ class ToolText:
         return "", calls
 
 
-def _is_within_text(text: str) -> bool:
-    """Return whether JSON is cut within a text of it."""
-    try:
-        _read_objects(text)
-    except json.JSONDecodeError as error:
-        return error.msg.startswith("Unterminated string")
-    except (ValueError, RecursionError):
-        return False
-    return False
+def _is_within_text(error: Exception) -> bool:
+    """Return whether JSON cannot be read because it was cut within a text of it."""
+    return isinstance(error, json.JSONDecodeError) and error.msg.startswith("Unterminated string")
 
 
 @dataclass
@@ -215,7 +211,7 @@ class CallDeltas:
         if not text.strip():
             return []
         try:
-            value = _decoder.decode(text)
+            value = STRICT.decode(text)
         except (ValueError, RecursionError) as error:
             raise self._failed(f"no JSON ({error})", text) from None
         return [self.make(call) for call in (value if isinstance(value, list) else [value])]

@@ -106,11 +106,9 @@ class ModelWorkers:
         """How much those in processes of their own took when they were awake the last time; None if unknown."""
         account = self._account
         size = self._size if account is None or account.size is None else account.size
-        running = sum(not _is_spare(worker) for worker in self._workers)
-        if size is None or self._scaling is None or running <= self._scaling.fewest:
+        if size is None or self._scaling is None:
             return size
-        # As many are to start.
-        return size * self._scaling.fewest // running
+        return self._scaling.size_at_start(size, sum(not _is_spare(worker) for worker in self._workers))
 
     @memory_bytes.setter
     def memory_bytes(self, size: int | None) -> None:
@@ -229,7 +227,8 @@ class ModelWorkers:
         if sleeps or scaler is not None:
             timeout_s = float(self._config.attach_timeout_s)
             self._sleep = Sleep(self._spec, endpoint, idle_timeout_s, timeout_s, budget, account, scaling=scaler)
-            account.ask_to_sleep = account.ask_to_sleep if sleeps else None
+            if not sleeps:
+                account.ask_to_sleep = None
         budget.open(account)
         self._budget, self._account = budget, account
         is_modest = sleeps and begins is Begin.IF_ROOM
