@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,9 +65,11 @@ class Refusing:
             connection.sendall(self.answer)
             if self.ending == "half-closed":
                 raw.shutdown(socket.SHUT_WR)
-            if self.ending == "closed":
+            if self.ending == "reset":
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if self.ending in ("closed", "reset"):
                 raw.close()
-                connection.close()  # with bytes that nobody has read, so this resets the connection
+                connection.close()  # also resets the connection if there are bytes that nobody has read
             self.ended.set()
             self._over.wait(300)
 
@@ -145,7 +148,7 @@ def test_an_answer_that_begins_and_does_not_end_is_no_answer(server: Refusing, a
         ask()
 
 
-@pytest.mark.parametrize("server", ["http closed"], indirect=True)
+@pytest.mark.parametrize("server", ["http reset"], indirect=True)
 def test_an_answer_that_a_broken_connection_ends_is_no_answer(server: Refusing, ask: Ask) -> None:
     server.answer = UNSIZED
     with pytest.raises(ConnectionError):

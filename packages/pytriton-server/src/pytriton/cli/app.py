@@ -398,9 +398,9 @@ def _environment(verbose: bool, _steps: Steps, folder: Path) -> None:
     # The imports take a second, which is too long for `--help`.
     from pytriton.cli.checks.environment import describe_environment
 
-    # The file has all details.
-    (folder / "environment.txt").write_text(describe_environment(verbose=True), encoding="utf-8")
-    typer.echo(describe_environment(verbose=verbose))
+    details = describe_environment(verbose=True)
+    (folder / "environment.txt").write_text(details, encoding="utf-8")
+    typer.echo(details if verbose else describe_environment(verbose=False))
 
 
 def _system(steps: Steps, folder: Path) -> None:
