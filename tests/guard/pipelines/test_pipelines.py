@@ -84,6 +84,8 @@ SERVED = [
     get("/v2/models/shout", "HEAD"),
     get("/v2/models/total/infer", "HEAD"),
     get("/v2/health/ready", "OPTIONS"),
+    get("/v2/models/none/ready", "OPTIONS"),
+    get("/", "OPTIONS"),
     b"\r\n" + get("/v2/health/live"),
 ]
 # The connection ends with each of these.
@@ -305,6 +307,26 @@ def test_load_balancers_and_wget_ask_for_health(served: Triton) -> None:
                 assert b"models" not in data
     assert alone(served, get("/v2/models/none/ready", "HEAD")).status == 400
     assert alone(served, get("/v2/models/shout", "OPTIONS")).status == 405
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_a_caller_of_http_1_0_that_keeps_its_connection_learns_where_each_answer_ends(
+    served: Triton, method: str
+) -> None:
+    # ApacheBench with -k, for one.
+    kept = b"HTTP/1.0\r\nConnection: keep-alive"
+    paths = ("/v2/health/live", "/v2/models/shout/ready", "/v2/models/shout", "/v2/models/none/ready", "/nothing", "/")
+    with connect(served) as connection:
+        reader = Reader(connection)
+        for path in paths * 2:
+            request = get(path, method)
+            connection.sendall(request.replace(b"HTTP/1.1", kept))
+            answer = reader.next(request)
+            assert answer is not None
+            assert {"content-length", "connection"} <= {name for name, _ in answer.headers}, path
+            assert answer == Answer(
+                (told := alone(served, request)).status, told.headers | {("connection", "keep-alive")}, told.body
+            )
 
 
 def test_what_is_behind_the_last_answer_of_a_connection_is_not_executed(served: Triton) -> None:

@@ -118,6 +118,22 @@ void CheckOthers(Chance* chance) {
   CHECK(Write(&response, given, chance).text == given && response.is_done());
 }
 
+// A caller of HTTP/1.0 that keeps its connection would wait for a body whose length is not said, as would one of OPTIONS for
+// the body that is left out.
+void CheckNoBody(Chance* chance) {
+  const std::string head = "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n";
+  HttpResponse unsaid("", true);
+  CHECK(Write(&unsaid, head + "\r\n", chance).text == head + "Content-Length: 0\r\n\r\n" && unsaid.is_done());
+  for (const bool is_head : {true, false}) {
+    HttpResponse without("", chance->Below(2) == 0);
+    without.LeaveOutBody(is_head);
+    const std::string length = is_head ? "4" : "0";
+    CHECK(Write(&without, head + "Content-Length: 4\r\n\r\nbody", chance).text ==
+          head + "Content-Length: " + length + "\r\n\r\n");
+    CHECK(without.is_done());
+  }
+}
+
 std::string Chunk(const std::string& text) {
   char size[32];
   std::snprintf(size, sizeof(size), "%zx\r\n", text.size());
@@ -235,6 +251,7 @@ int main() {
     CheckStatus(&chance);
     CheckBody(&chance);
     CheckOthers(&chance);
+    CheckNoBody(&chance);
     CheckRows(&chance);
   }
   return 0;

@@ -100,6 +100,7 @@ std::string HttpResponse::CorrectHead() {
       has_length && !body_.empty() && head.find("\r\nContent-Encoding:") == std::string_view::npos;
   const bool skips = (replaces || leaves_out_body_) && has_length && left_ > 0;
   state_ = joins || corrects ? State::kChunkSize : skips ? State::kSkipped : State::kAsItIs;
+  const bool is_empty = !has_chunks && (!keeps_length_ || (joins_chunks_ && !has_length));
   std::string corrected;
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
@@ -107,13 +108,14 @@ std::string HttpResponse::CorrectHead() {
     // Another status would lie of a body that stays.
     if (at == 0 && !status_.empty() && (replaces || body_.empty())) {
       corrected.append(line.substr(0, line.find(' ') + 1)).append(status_).append(kEndOfLine);
-    } else if (replaces && (BeginsWith(line, kLength) || BeginsWith(line, kType))) {
+    } else if ((BeginsWith(line, kLength) && (replaces || is_empty)) || (BeginsWith(line, kType) && replaces)) {
       // Follows below.
     } else if (line == kEndOfLine) {
-      if (replaces) {
-        corrected.append("Content-Type: ").append(type_).append("\r\nContent-Length: ").append(std::to_string(body_.size()));
-        corrected.append(kEndOfLine).append(headers_);
+      if (replaces) corrected.append("Content-Type: ").append(type_).append(kEndOfLine);
+      if (replaces || is_empty) {
+        corrected.append("Content-Length: ").append(std::to_string(is_empty ? 0 : body_.size())).append(kEndOfLine);
       }
+      if (replaces) corrected += headers_;
       corrected.append(added_).append(kEndOfLine);
       if (replaces && !leaves_out_body_) corrected.append(body_);
     } else if (!joins || !(BeginsWith(line, "transfer-encoding:") || BeginsWith(line, "connection:"))) {

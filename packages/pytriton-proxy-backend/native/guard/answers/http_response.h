@@ -1,7 +1,8 @@
 // Corrects a response of the HTTP front end while it is written: its status, and chunks that its caller cannot read.
 //
 // The front end (libevhtp 1.2.18) sends chunks to callers of HTTP/1.0 as well, who take the sizes between them for text.
-// Those get the text alone, which ends where the connection does.
+// Those get the text alone, which ends where the connection does. An answer to them that has no body says nothing of its
+// length, so that they would wait for one on a connection that is kept: it is said here.
 #pragma once
 
 #include <sys/types.h>
@@ -45,10 +46,13 @@ class HttpResponse {
   HttpResponse(std::unique_ptr<BodyCorrection> correction, bool joins_chunks)
       : joins_chunks_(joins_chunks), correction_(std::move(correction)) {}
 
-  // Before it is written: the headers that it has besides (lines, each with its end), and whether it has no body, with all
-  // else as it is.
+  // Before it is written: the headers that it has besides (lines, each with its end), and whether it has no body. Its length
+  // then stays, as HEAD is answered, or becomes 0.
   void AddHeaders(std::string_view lines) { added_ += lines; }
-  void LeaveOutBody() { leaves_out_body_ = true; }
+  void LeaveOutBody(bool keeps_length) {
+    leaves_out_body_ = true;
+    keeps_length_ = keeps_length;
+  }
 
   // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
   // front end has one to write, it comes again, so that nothing converted is left over.
@@ -95,6 +99,7 @@ class HttpResponse {
   const std::string type_;
   std::string added_;
   bool leaves_out_body_ = false;
+  bool keeps_length_ = true;
   const std::unique_ptr<BodyCorrection> correction_;  // of the body's chunks, or null
   std::string held_;  // the head, until the first of these has come
   bool is_corrected_ = false;

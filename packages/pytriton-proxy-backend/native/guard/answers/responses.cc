@@ -95,10 +95,10 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   if (!request->is_plain) {
     CorrectResponse(guard, connection, request, fd, std::atoi(std::string(status.substr(0, 3)).c_str()));
   }
-  if (!request->is_head && request->headers.empty()) return;
+  if (!request->is_head && request->has_chunks && request->headers.empty()) return;
   if (connection->corrected == nullptr) connection->corrected = std::make_unique<HttpResponse>("", !request->has_chunks);
   connection->corrected->AddHeaders(request->headers);
-  if (request->is_head) connection->corrected->LeaveOutBody();
+  if (request->is_head) connection->corrected->LeaveOutBody(!request->is_options);
   if (request->is_options) connection->corrected->AddHeaders("Allow: GET, HEAD, OPTIONS\r\n");
 }
 
@@ -158,7 +158,6 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
     request->is_stream = path.is_stream;
     if (path.is_stream) request->backlog = std::make_shared<StreamBacklog>();
-    request->has_chunks = path.has_chunks;
     request->is_post = path.is_post;
     if (connection->scan.keeps_text()) {
       request->generate = std::make_unique<GenerateRequest>(
@@ -168,11 +167,12 @@ void BeginOutcome(Guard* guard, Connection* connection) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
     request->is_page = true;
     request->wants_html = wants_html;
-  } else if (connection->scan.is_head() || guard->cors.is_on()) {
+  } else if (connection->scan.is_head() || !connection->scan.has_chunks() || guard->cors.is_on()) {
     request = std::make_shared<RequestOutcome>(&guard->uncounted, Protocol::kHttp, "");
     request->is_plain = true;
   }
   if (request != nullptr) {
+    request->has_chunks = connection->scan.has_chunks();
     request->is_head = connection->scan.is_head();
     request->is_options = connection->scan.is_options();
     if (guard->cors.is_on()) request->headers = guard->cors.Headers(connection->scan.origin());

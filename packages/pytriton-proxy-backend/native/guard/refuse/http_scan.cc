@@ -473,7 +473,6 @@ bool HttpScan::FindInference(InferencePath* found) const {
   found->endpoint = what;
   found->is_post = is_post_;
   found->is_stream = what == "generate_stream";
-  found->has_chunks = has_chunks_;
   return true;
 }
 

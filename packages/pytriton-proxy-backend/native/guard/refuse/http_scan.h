@@ -33,7 +33,6 @@ struct InferencePath {
   std::string endpoint;  // the last part
   bool is_post = true;
   bool is_stream = false;
-  bool has_chunks = true;  // false: the caller speaks HTTP/1.0, which has none
 };
 
 class HttpScan {
@@ -70,6 +69,8 @@ class HttpScan {
   // False where the request asks for anything else than inference, or its first line has not come.
   bool FindInference(InferencePath* found) const;
 
+  // False: the caller speaks HTTP/1.0, which has none.
+  bool has_chunks() const { return has_chunks_; }
   // Whether the answer is to have no body: of HEAD, and of OPTIONS where it was made GET.
   bool is_head() const { return is_head_; }
   bool is_options() const { return is_options_; }
