@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pytriton.server.errors import WorkspaceError
+from pytriton.server.lifecycle.files import ServerFiles
 from pytriton.server.workspace import Workspace
 from pytriton.triton import ProcessWorker, RestartPolicy, Triton
 from support import process_models, python_models
@@ -94,6 +96,35 @@ def test_where_it_cannot_be_written_that_is_said_once(
         triton._life.session.files._restore_at = 0.0  # type: ignore[attr-defined] # that of a server of our own
         eventually(lambda: "it was written anew" in caplog.text)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("fault", ["disk", "server"])
+def test_what_has_come_back_in_part_is_written_again(
+    fault: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: ServerFiles) -> None:
+        raise WorkspaceError("No space left on device.")
+
+    with short_home(), running(Triton(config=local_config())) as triton:
+        triton.bind("m", identity, X, Y)
+        assert triton._life.session is not None
+        files: ServerFiles = triton._life.session.files  # type: ignore[attr-defined] # that of a server of our own
+        with monkeypatch.context() as patched:
+            if fault == "disk":
+                patched.setattr(ServerFiles, "write_models", refuse)
+            else:
+                patched.setattr("pytriton.server.lifecycle.files.CALL_TIMEOUT_S", 0.5)
+                os.kill(server_pid(triton), signal.SIGSTOP)
+            try:
+                shutil.rmtree(triton._workspace.path)
+                eventually(lambda: "cannot be written anew" in caplog.text)
+            finally:
+                os.kill(server_pid(triton), signal.SIGCONT)
+        assert "Traceback" not in caplog.text
+        files._restore_at = 0.0
+        eventually(lambda: "it was written anew" in caplog.text)
+        eventually(lambda: not files.are_lost)
+        assert infer(triton.http_url, "m", 3.0) == [3.0]
 
 
 def test_systemd_leaves_it_alone(tmp_path: Path) -> None:

@@ -19,8 +19,17 @@ from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidatio
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend.transport.calls import Calls
 from pytriton.server.lifecycle.files import ServerFiles
-from pytriton.server.lifecycle.replacement import wait_standing_by
-from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonServerExitedError, TritonServerStartError
+from pytriton.server.lifecycle.replacement import Replacement, wait_standing_by
+from pytriton.server.lifecycle.self_test import GuardTest
+from pytriton.triton import (
+    GuardConfig,
+    RestartPolicy,
+    Triton,
+    TritonConfig,
+    TritonServerError,
+    TritonServerExitedError,
+    TritonServerStartError,
+)
 from support.callables import identity
 from support.http import call
 from support.servers import fetch_older_server, other_server
@@ -250,6 +259,35 @@ def test_a_server_that_dies_while_the_new_one_starts_is_told_of(monkeypatch: pyt
             triton.replace_server()
         with pytest.raises(TritonServerExitedError):
             triton.serve()
+
+
+@pytest.mark.parametrize(
+    ("owner", "step", "restart"),
+    [(Replacement, "take_over", RestartPolicy()), (GuardTest, "run", RestartPolicy()), (GuardTest, "run", None)],
+)
+def test_a_new_server_that_dies_when_it_has_taken_over_is_reported(
+    owner: type, step: str, restart: RestartPolicy | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = Triton(config=local_config(), restart=restart)
+    triton.bind("m", identity, *TENSORS, config=ModelConfig(batching=False))
+    with running(triton):
+        real = getattr(owner, step)
+
+        def dying(*arguments: Any) -> None:
+            monkeypatch.setattr(owner, step, real)
+            real(*arguments)
+            kill(triton._server.server.process)  # type: ignore[union-attr] # it is there
+
+        monkeypatch.setattr(owner, step, dying)
+        with pytest.raises(TritonServerError, match="was killed by signal 9"):
+            triton.replace_server()
+        if restart is None:
+            with pytest.raises(TritonServerExitedError, match="although nobody stopped it"):
+                triton.serve()
+            return
+        eventually(triton.is_alive)
+        with ModelClient(str(triton.http_url), "m") as client:
+            assert client.infer_sample(np.array([7]))["y"][0] == 7
 
 
 @contextlib.contextmanager

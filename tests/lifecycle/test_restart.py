@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ import tritonclient.grpc
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.lifecycle.policies import RestartSchedule
+from pytriton.server.tritonserver.ports import ReservedPorts
 from pytriton.triton import RestartPolicy, Triton, TritonServerExitedError
 from support.callables import X, Y, identity
 from support.serving import local_config, running, server_pid, short_home
@@ -64,6 +66,26 @@ def kill(triton: Triton) -> int:
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not is_served_by(triton, pid))
     return pid
+
+
+def test_a_lack_of_the_system_is_a_start_that_failed_and_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    reserve_again = ReservedPorts.reserve_again
+
+    def reserve(ports: ReservedPorts) -> None:
+        if lacking:
+            raise lacking.pop()
+        reserve_again(ports)
+
+    monkeypatch.setattr(ReservedPorts, "reserve_again", reserve)
+    triton = Triton(config=local_config(), restart=RestartPolicy())
+    triton.bind("m", identity, X, Y)
+    with running(triton):
+        pid = kill(triton)
+        eventually(triton.is_alive)
+        assert not lacking
+        assert server_pid(triton) != pid
+        assert ask(triton) == 7.0
 
 
 def test_every_request_in_flight_has_one_end() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError, PyTritonValidationError
+from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.system.threads import call_safely
 from pytriton.server.errors import (
     PortInUseError,
@@ -403,7 +404,7 @@ class Triton(TritonBase):
         if session is None or schedule is None or session.is_running or self._life.failure is not None:
             return False
         died = time.monotonic()
-        error: PyTritonError | None = None
+        error: Exception | None = None
         while True:
             delay_s = schedule.next_delay_s()
             if delay_s is None:
@@ -414,7 +415,7 @@ class Triton(TritonBase):
                 session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._life.is_stop_requested)
             except StartCancelled:
                 return False
-            except PyTritonError as failure:
+            except (PyTritonError, ProxyBackendError, OSError) as failure:
                 logger.error("tritonserver could not be started again: %s", failure)
                 error = failure
                 continue
@@ -432,7 +433,7 @@ class Triton(TritonBase):
             time.sleep(min(_POLL_S, left))
         raise StartCancelled
 
-    def _give_up(self, session: ServerSession, crashes: int, error: PyTritonError | None) -> None:
+    def _give_up(self, session: ServerSession, crashes: int, error: Exception | None) -> None:
         process = session.server.process
         lines = process.log_tail if process is not None else []
         failure = TritonServerExitedError(

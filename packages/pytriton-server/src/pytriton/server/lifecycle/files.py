@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pytriton.exceptions import PyTritonInvalidOperationError
-from pytriton.proxy_backend import BACKEND_NAME, library_path
+from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError
+from pytriton.proxy_backend import BACKEND_NAME, ProxyBackendError, library_path
 from pytriton.proxy_backend.errors import HostingError
 from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from pytriton.proxy_backend.process.budget import MemoryBudget
 from pytriton.proxy_backend.settings import read_duration
 from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
-from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
+from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.service import WorkerService
@@ -64,6 +64,13 @@ class ServerFiles:
         self._lock = threading.RLock()
         self._damaged_looks = 0
         self._restore_at = 0.0
+        # Some were removed, and not all of them are back, or the server has not loaded its models from there.
+        self._is_incomplete = False
+
+    @property
+    def are_lost(self) -> bool:
+        """Whether somebody has removed some of them, and they have not come back."""
+        return self._is_incomplete or self._workspace.is_damaged
 
     def create(self, binary: TritonServerBinary, config: TritonConfig) -> tuple[ServerFolders, dict[str, str]]:
         """Make the workspace, without the models that are bound."""
@@ -130,7 +137,7 @@ class ServerFiles:
 
         Attached workers keep working until then; without its socket, a lost worker could not return.
         """
-        if not self._workspace.is_damaged:
+        if not self.are_lost:
             self._damaged_looks = 0
             return
         self._damaged_looks += 1
@@ -146,8 +153,8 @@ class ServerFiles:
                 # Triton loads a model again only if its files are newer.
                 control.unload(name, CALL_TIMEOUT_S)
                 control.load(name, CALL_TIMEOUT_S)
-        except (OSError, TritonServerError) as error:
-            self._restore_at = time.monotonic() + _RESTORE_PAUSE_S
+        except (OSError, PyTritonError, ProxyBackendError) as error:
+            self._restore_at, self._is_incomplete = time.monotonic() + _RESTORE_PAUSE_S, True
             logger.error(
                 "The workspace %s was removed while its server serves, and cannot be written anew: %s. Workers that "
                 "are lost cannot come back, and models cannot be bound.",
@@ -167,6 +174,7 @@ class ServerFiles:
         folders, binary = self.folders, self.binary
         if folders is None or binary is None:
             return
+        self._is_incomplete = True
         self._workspace.restore()
         folders.backends.mkdir(exist_ok=True)
         if self.supervisor is not None:
@@ -180,6 +188,7 @@ class ServerFiles:
         self.write_models()
         for model in self._deployment.models:
             model.describe(self._deployment.endpoints)
+        self._is_incomplete = False
 
     def load_folder(self, folder: Path, timeout_s: float) -> None:
         """Have the running server load a model from a folder of the user's, and wait until it has."""

@@ -190,7 +190,8 @@ class RunningServer:
             yield
         finally:
             with self._exit_lock:
-                self._is_replacing = False
+                # Whichever is the one that serves, its end is reported from now on, however far its start came.
+                self._is_replacing, self.is_up = False, True
                 ended, self._ended = self._ended, []
             for process, report in ended:
                 self._exited(process, report)

@@ -225,7 +225,7 @@ class ServerSession:
             raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
         self._server.is_up = False
         self.readiness.reset()
-        if self._workspace.is_damaged:
+        if self.files.are_lost:
             self.files.restore()
         self._server.stop(EXIT_MARGIN_S, cancelled)
         # Remove the sockets of the dead server, because a socket shows that its model is loaded.
