@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from pytriton.client import ModelClient
+from pytriton.client import FuturesModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch, sample
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
@@ -54,6 +54,15 @@ class Model:
 
     def __call__(self, requests: list[Request]) -> list[dict[str, Array]]:
         return doubled(requests)
+
+
+class AnyAttribute(Model):
+    """An object that makes up attributes, as mocks and clients of remote calls do."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
 
 
 class AsyncModel:
@@ -105,6 +114,7 @@ CALLABLES: dict[str, Callable[..., Any]] = {
     "list_of_lists": lambda requests: [[request["x"] * 2] for request in requests],
     "response": lambda requests: [Response({"y": request["x"] * 2}) for request in requests],
     "awaitable": lambda requests: plain_async(requests),
+    "any_attribute": AnyAttribute(),
 }
 
 
@@ -125,6 +135,7 @@ def fail(requests: list[Request]) -> Any:
         11: lambda: ([{"y": np.zeros((1, 1), np.float32)}] for _ in range(2)),
         12: lambda: (_ for _ in ()).throw(SystemExit(3)),
         13: lambda: [ValueError("just this one")],
+        14: lambda: [ValueError("before \0 and behind it")],
     }
     return results[int(value)]()
 
@@ -232,6 +243,8 @@ def triton() -> Iterator[Triton]:
             [Tensor(name="sum", dtype=np.float64, shape=(1,))],
             config=ModelConfig(batching=False),
         )
+        called_self = [Tensor(name="self", dtype=np.float32, shape=(1,))]
+        triton.bind("called_self", batch(lambda **inputs: inputs), called_self, called_self)
         types = [Tensor(name=np.dtype(dtype).name, dtype=dtype, shape=(-1,)) for dtype in NUMERIC]
         types.append(Tensor(name="text", dtype=bytes, shape=(-1,)))
         triton.bind("every_type", every_type, types, types, config=plain, strict=True)
@@ -266,6 +279,13 @@ def test_every_kind_of_callable(kind: str, connect: Connect) -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     np.testing.assert_array_equal(client.infer_batch(x)["y"], x * 2)
     np.testing.assert_array_equal(client.infer_sample(x=x[1])["y"], x[1] * 2)
+
+
+def test_an_input_called_self(connect: Connect) -> None:
+    client = connect("called_self")
+    assert client.infer_sample(self=[3])["self"].tolist() == [3]
+    with FuturesModelClient.from_existing_client(client) as futures:
+        assert futures.infer_batch(self=[[3]]).result()["self"].tolist() == [[3]]
 
 
 @pytest.mark.parametrize("kind", ["function", "batched", "batched_coroutine", "coroutine"])
@@ -334,6 +354,7 @@ def test_a_model_without_batching(connect: Connect) -> None:
         (11, ["exactly one result", "more than one", "decoupled=True"]),
         (12, ["SystemExit", "3"]),
         (13, ["ValueError", "just this one"]),
+        (14, [r"before \0 and behind it"]),
     ],
 )
 def test_what_a_callable_does_wrong_is_told_to_its_caller(value: int, parts: list[str], connect: Connect) -> None:

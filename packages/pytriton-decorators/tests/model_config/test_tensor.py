@@ -54,7 +54,7 @@ def test_bad_dtypes_are_refused_at_construction(dtype: Any) -> None:
         Tensor((1,), dtype)
 
 
-@pytest.mark.parametrize("name", ["", 3])
+@pytest.mark.parametrize("name", ["", 3, "a\0b"])
 def test_bad_names(name: Any) -> None:
     with pytest.raises(PyTritonBadParameterError, match=r"Tensor\.name="):
         Tensor((1,), np.float32, name)

@@ -112,6 +112,7 @@ class AsyncioModelClient(BaseModelClient):
 
     async def infer_sample(
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,
@@ -144,6 +145,7 @@ class AsyncioModelClient(BaseModelClient):
 
     async def infer_batch(
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,
@@ -391,6 +393,7 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
 
     def infer_sample(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,
@@ -429,6 +432,7 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
 
     def infer_batch(  # type: ignore[override] # as above
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,

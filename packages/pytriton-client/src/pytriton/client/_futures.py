@@ -176,6 +176,7 @@ class FuturesModelClient(BaseModelClient):
 
     def infer_sample(
         self,
+        /,
         *inputs: object,
         parameters: Mapping[str, ParameterValue] | None = None,
         headers: Mapping[str, str | int | bool] | None = None,
@@ -202,6 +203,7 @@ class FuturesModelClient(BaseModelClient):
 
     def infer_batch(
         self,
+        /,
         *inputs: object,
         parameters: Mapping[str, ParameterValue] | None = None,
         headers: Mapping[str, str | int | bool] | None = None,

@@ -101,6 +101,7 @@ class ModelClient(BaseModelClient):
 
     def infer_sample(
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,
@@ -133,6 +134,7 @@ class ModelClient(BaseModelClient):
 
     def infer_batch(
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,
@@ -375,6 +377,7 @@ class DecoupledModelClient(ModelClient):
 
     def infer_sample(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,
@@ -409,6 +412,7 @@ class DecoupledModelClient(ModelClient):
 
     def infer_batch(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
+        /,
         *inputs: object,
         parameters: Parameters = None,
         headers: Headers = None,

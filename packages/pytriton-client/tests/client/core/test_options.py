@@ -162,6 +162,8 @@ def test_time_limit_of_a_call_holds_for_the_wait_of_another_thread(free_address:
         {"queue_timeout_s": 0},
         {"parameters": [1]},
         {"parameters": {"a": None}},
+        {"parameters": {"a": "cut \0 off"}},
+        {"parameters": {"a\0b": 1}},
         {"parameters": {"triton_x": 1}},
         {"headers": {"a b": "1"}},
         {"headers": {"a": "ü"}},

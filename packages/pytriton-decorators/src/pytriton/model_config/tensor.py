@@ -37,8 +37,9 @@ class Tensor:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", to_shape("Tensor.shape", self.shape, _SHAPE_RULE, 1, allow_variable=True))
         object.__setattr__(self, "dtype", canonical_type(self.dtype, parameter="Tensor.dtype"))
-        if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise parameter_error("Tensor.name", self.name, "a non-empty string, or None for a name by its place")
+        if self.name is not None and (not isinstance(self.name, str) or not self.name or "\0" in self.name):
+            rule = "a non-empty string without NUL, or None for a name by its place"
+            raise parameter_error("Tensor.name", self.name, rule)
         if self.optional is not None:
             check_bool("Tensor.optional", self.optional)
         if self.hint is not None and (not isinstance(self.hint, str) or not self.hint):

@@ -112,7 +112,7 @@ def _keeps_values(array: npt.NDArray[Any], converted: npt.NDArray[Any]) -> bool:
     """Return whether a conversion to whole numbers keeps all values, and one to others all that are finite."""
     if converted.dtype.kind in "iub":
         return bool(np.array_equal(converted, array)) and bool(np.array_equal(converted < 0, array < 0))
-    return array.dtype.kind != "f" or bool(np.array_equal(np.isfinite(converted), np.isfinite(array)))
+    return bool(np.array_equal(np.isfinite(converted), np.isfinite(array)))
 
 
 def _convert_values(

@@ -46,6 +46,7 @@ _RESERVED_HEADERS = (
     "transfer-encoding",
 )
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_TEXT_RULE = "that UTF-8 can encode, without NUL"
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ def _check_value(name: str, value: object) -> None:
         _refuse_value("Parameter", name, "an integer of 64 bits", value)
     if isinstance(value, float) and not math.isfinite(value):
         _refuse_value("Parameter", name, "a finite number, as JSON has no other", value)
-    if isinstance(value, str) and not _is_unicode(value):
-        _refuse_value("Parameter", name, "text that UTF-8 can encode", value)
+    if isinstance(value, str) and not _is_text(value):
+        _refuse_value("Parameter", name, f"text {_TEXT_RULE}", value)
 
 
 def _check_names(mapping: object, kind: str) -> Mapping[str, Any]:
@@ -173,14 +174,14 @@ def _check_names(mapping: object, kind: str) -> Mapping[str, Any]:
                 f"Parameter/header key must be a string: received {type(name).__name__} {name!r} as one of a "
                 f"{kind.lower()}."
             )
-        if not _is_unicode(name):
-            _refuse_value(kind, name, "text that UTF-8 can encode under a key that it can encode too", mapping[name])
+        if not _is_text(name):
+            _refuse_value(kind, name, f"under a key {_TEXT_RULE}", mapping[name])
     return mapping
 
 
 def _check_request_id(request_id: str) -> str:
     # The id appears in lines of the server's log; a line break in it could fake a line.
-    if not isinstance(request_id, str) or not request_id or not request_id.isprintable() or not _is_unicode(request_id):
+    if not isinstance(request_id, str) or not request_id or not request_id.isprintable() or not _is_text(request_id):
         raise PyTritonClientValueError(
             f"Expected request_id to be printable text; received {request_id!r}.",
             input_name="request_id",
@@ -190,12 +191,12 @@ def _check_request_id(request_id: str) -> str:
     return request_id
 
 
-def _is_unicode(text: str) -> bool:
+def _is_text(text: str) -> bool:
+    # To Triton, a character NUL ends a text.
     try:
-        text.encode()
+        return b"\0" not in text.encode()
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def _refuse_value(kind: str, name: str, expected: str, value: object) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -23,7 +24,7 @@ InferenceCallable = Callable[..., Any]
 
 def is_async(infer_func: InferenceCallable) -> bool:
     """Return whether a callable, or the `__call__` of an object, is a coroutine or async generator function."""
-    while hasattr(infer_func, "func") and hasattr(infer_func, "keywords"):  # functools.partial
+    while isinstance(infer_func, functools.partial):  # also one below a decorator
         infer_func = infer_func.func
     for candidate in (infer_func, getattr(infer_func, "__call__", None)):  # noqa: B004 - the method itself is wanted
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):

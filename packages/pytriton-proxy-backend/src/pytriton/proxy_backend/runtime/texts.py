@@ -89,9 +89,9 @@ def is_utf8(text: str) -> bool:
 def shortened(text: str) -> str:
     """Return a text that fits into a message and into gRPC's trailers; a longer one keeps its begin and end.
 
-    Halves of surrogate pairs, which UTF-8 cannot encode, are replaced.
+    Halves of surrogate pairs, which UTF-8 cannot encode, are replaced, and so is NUL, which would end it for Triton.
     """
-    raw = text.encode("utf-8", "replace")
+    raw = text.encode("utf-8", "replace").replace(b"\0", rb"\0")
     kept = _both_ends(raw, layout.MAX_TEXT)
     if _encoded_size(kept) > _MAX_ENCODED:
         kept = _both_ends(raw, _MAX_ENCODED // 3)
