@@ -74,6 +74,7 @@ class BareServer:
         extra: str = "",
         more_input: str = "",
         more_output: str = "",
+        rows: int = 8,
         **settings: Any,
     ) -> None:
         """Add a model with an input `x` and an output `y`, float32 of one dimension; `settings` are the proxy's."""
@@ -81,7 +82,7 @@ class BareServer:
         version.mkdir(parents=True)
         config = CONFIG.format(
             x="optional: true" if more_input else "",
-            max_batch_size=8 if batching else 0,
+            max_batch_size=rows if batching else 0,
             more_input=more_input,
             more_output=more_output,
             extra=extra,
@@ -93,7 +94,7 @@ class BareServer:
             inputs=(TensorSpec(name="x", dtype=F4, shape=(-1,)),),
             outputs=(TensorSpec(name="y", dtype=F4, shape=(-1,)),),
             batching=batching,
-            max_batch_size=8 if batching else 0,
+            max_batch_size=rows if batching else 0,
             decoupled=decoupled,
         )
         settings.setdefault("tensors_digest", "" if more_input else self.models[name].tensors_digest)

@@ -6,10 +6,12 @@ import asyncio
 import gc
 import json
 import logging
+import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +236,27 @@ def test_streams(server: Server) -> None:
     answer_of(call)
     with pytest.raises(StopIteration):
         call.result()
+
+
+def test_a_stream_that_nobody_reads_for_a_while(server: Server) -> None:
+    """More answers than the socket has room for, and for longer than the proxy backend waits for room."""
+    answers, waits, came = 5000, threading.Event(), queue.SimpleQueue[CallResult]()
+
+    def read(result: CallResult) -> None:
+        came.put(result)
+        waits.wait(PATIENCE_S)
+
+    calls = Calls(server.endpoint("double"), "slow")
+    calls.infer("count", {"x": numbers(answers)}, stream=True, on_response=read)
+    other = calls.infer("double", {"x": numbers(4)})
+    came.get(timeout=PATIENCE_S)
+    time.sleep(6)
+    waits.set()
+    left = [came.get(timeout=PATIENCE_S) for _ in range(answers)]
+    assert [result.outputs["y"][0] for result in left[:-1]] == [*range(1, answers)]
+    assert (left[-1].error, left[-1].final) == (None, True)
+    assert answer_of(other).outputs["y"].tolist() == [8]
+    calls.close()
 
 
 def test_calls_in_an_event_loop(server: Server) -> None:

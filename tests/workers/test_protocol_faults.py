@@ -44,6 +44,8 @@ from support.waiting import PATIENCE_S, Held, eventually
 
 GENERATOR = ROOT / "packages/pytriton-proxy-backend/tests/golden/generate.py"
 MIB = 1 << 20
+# More than one socket has room for messages, and longer than anybody waits for room.
+LEAVING, UNREAD_S = 400, 6.0
 
 TYPES: dict[str, Any] = {
     "BOOL": bool, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
@@ -73,6 +75,9 @@ class Server(BareServer):
             "stream", decoupled=True, extra="model_transaction_policy { decoupled: true }", arena_budget_bytes=4 * MIB
         )
         self.add("single", batching=False)
+        # A batch is one request that is full, or as many as leave.
+        wide = f"preferred_batch_size: [ {LEAVING} ] max_queue_delay_microseconds: 600000000"
+        self.add("wide", rows=2 * LEAVING, extra=f"dynamic_batching {{ {wide} }}")
         self._add_types()
 
     def _add_types(self) -> None:
@@ -527,6 +532,40 @@ def test_a_flood_of_segments_and_descriptors_ends_the_connection_and_leaves_noth
     eventually(lambda: server.descriptors() <= before + 2)
     eventually(lambda: server.arena_mappings() <= mapped + 2)
     assert_alive(server)
+
+
+def test_callers_who_leave_take_no_room_from_others(server: Server, pool: ThreadPoolExecutor) -> None:
+    """A worker that reads nothing for a while is told of all of them later, and of the batch that came then."""
+    hello = wire.greeting(
+        wire.HELLO, "late", pid=os.getpid(), uid=os.geteuid(), max_in_flight=2, capabilities=Capability.CANCEL
+    )
+    with (
+        BadWorker(server.endpoint("wide"), hello=hello) as late,
+        tritonclient.grpc.InferenceServerClient(server.grpc_url) as client,
+    ):
+        x = tritonclient.grpc.InferInput("x", [1, 2], "FP32")
+        x.set_data_from_numpy(ONE)
+        ended: queue.Queue[object] = queue.Queue()
+        calls = [client.async_infer("wide", [x], lambda result, error: ended.put(error)) for _ in range(LEAVING)]
+        first = late.receive_kind(wire.BATCH)[3]
+        for call in calls:
+            call.cancel()
+        for _ in calls:
+            ended.get(timeout=PATIENCE_S)
+        answer = pool.submit(server.infer, "wide", np.zeros((2 * LEAVING, 2), F4))
+        time.sleep(UNREAD_S)
+        told: set[int] = set()
+        second = 0
+        while len(told) < LEAVING or not second:
+            kind, _, _, number, _, _, index, *_ = late.receive()
+            second = number if kind == wire.BATCH else second
+            if kind == wire.CANCEL:
+                assert number == first
+                told.add(index)
+        for number in (first, second):
+            late.send(wire.message(wire.FAIL, batch=number, flags=3, body=b"late"))
+        with pytest.raises(InferenceServerException, match="late"):
+            answer.result(PATIENCE_S)
 
 
 # ---- workers that die, or are not there ----------------------------------------------------------------------------

@@ -669,7 +669,7 @@ void Batch::StartAgain(uint64_t id) {
   input = Block{};
   input_in_use = false;
   waits = false;
-  for (auto& item : items_) item.cancelled = false;  // the next worker has not been told yet
+  for (auto& item : items_) item.cancelled = item.is_told = false;  // nobody has told the next worker
 }
 
 TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
@@ -1113,14 +1113,11 @@ void Batch::Finish(uint64_t compute_end_ns) {
   }
 }
 
-void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
+void Batch::PollCancelled(const Tell& tell) {
   for (uint32_t i = 0; i < size(); ++i) {
     Item& item = items_[i];
-    if (!item.open || item.cancelled) continue;
-    if (IsCancelled(item)) {
-      item.cancelled = true;
-      cancelled(i);
-    }
+    item.cancelled = item.cancelled || IsCancelled(item);
+    if (item.cancelled && !item.is_told) item.is_told = tell(i);
   }
 }
 
@@ -1147,8 +1144,7 @@ bool Batch::is_paused() const {
 }
 
 void Batch::EndStalled(
-    uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text,
-    const std::function<void(uint32_t)>& cancelled) {
+    uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text, const Tell& tell) {
   bool is_any = false;
   for (uint32_t i = 0; i < size(); ++i) {
     Item& item = items_[i];
@@ -1157,7 +1153,7 @@ void Batch::EndStalled(
     item.open = item.success = false;
     item.given_up = true;
     item.cancelled = is_any = true;
-    cancelled(i);
+    item.is_told = tell(i);
   }
   if (is_any) Finish(now_ns);
 }
@@ -1171,13 +1167,9 @@ bool Batch::IsCancelled(const Item& item) const {
          is_cancelled;
 }
 
-void Batch::CancelOpen(const std::function<void(uint32_t)>& cancelled) {
-  for (uint32_t i = 0; i < size(); ++i) {
-    Item& item = items_[i];
-    if (!item.open || item.cancelled) continue;
-    item.cancelled = true;
-    cancelled(i);
-  }
+void Batch::CancelOpen(const Tell& tell) {
+  for (Item& item : items_) item.cancelled = item.cancelled || item.open;
+  PollCancelled(tell);
 }
 
 }  // namespace pytriton

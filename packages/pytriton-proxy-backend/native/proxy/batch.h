@@ -84,23 +84,25 @@ class Batch {
   void Respond(const ResponseRecord& record);
   // Answers every request that is still open with an error.
   void Fail(TRITONSERVER_Error_Code code, const std::string& text);
-  // Calls `cancelled(request)` once for each open request that its caller has given up.
-  void PollCancelled(const std::function<void(uint32_t)>& cancelled);
+  // Calls `tell(request)` for each request that was given up, open ones by their callers included, until that has returned
+  // true.
+  using Tell = std::function<bool(uint32_t)>;
+  void PollCancelled(const Tell& tell);
   // Whether the caller of an open request has given it up.
   bool IsCancelled(uint32_t request) const { return IsCancelled(items_[request]); }
   bool IsOpen(uint32_t request) const { return items_[request].open; }
   // Null where there is no such request, or it was given back to Triton.
   TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request.get() : nullptr; }
-  // Gives up every open request that its caller has not: calls `cancelled(request)` once for each.
-  void CancelOpen(const std::function<void(uint32_t)>& cancelled);
+  // Gives up every open request that its caller has not, likewise.
+  void CancelOpen(const Tell& tell);
   // Looks whose callers take what they were sent. `tell(request, pauses)` is called where that is other than the worker
   // knows, and returns whether it knows now.
   void LookAtPaces(uint64_t most_waiting, int wake_fd, uint64_t now_ns, const std::function<bool(uint32_t, bool)>& tell);
   // Whether a stream of it pauses, so that nothing is to be expected of the worker.
   bool is_paused() const;
-  // Ends the streams that are stalled for `limit_ns`, with an error: calls `cancelled(request)` once for each.
-  void EndStalled(uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text,
-                  const std::function<void(uint32_t)>& cancelled);
+  // Ends the streams that are stalled for `limit_ns`, with an error, and gives them up, likewise.
+  void EndStalled(
+      uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text, const Tell& tell);
   // Makes it one that was never sent, with a number of its own.
   void StartAgain(uint64_t id);
 
@@ -148,6 +150,7 @@ class Batch {
     bool open;
     bool success;
     bool cancelled;
+    bool is_told;  // the worker knows that it is cancelled
     bool ended;  // its last response, or what stands for it, is with Triton
     bool rescheduled;  // goes back to Triton's scheduler, without a last response
     bool asked;  // the cache was asked for an answer

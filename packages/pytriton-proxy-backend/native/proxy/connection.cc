@@ -521,6 +521,10 @@ bool Connection::has_room() const {
 }
 
 bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
+  // As long as the worker reads nothing, three quarters of the room are left for what it must be sent.
+  pollfd room{fd_, POLLOUT, 0};
+  *sent = false;
+  if (poll(&room, 1, 0) == 0) return true;
   const Sent result = SendLocked(message, nullptr, 0, -1, error);
   *sent = result == Sent::kSent;
   return result != Sent::kFailed;
@@ -660,22 +664,23 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
 
 // ---- time, and the end ----------------------------------------------------------------------------------------------
 
-void Connection::SendCancelLocked(Batch* batch, uint32_t request, std::string* error) {
+bool Connection::SendCancelLocked(Batch* batch, uint32_t request, std::string* error) {
   if (batch->input_in_use) batch->input.data[CancelledOffset(request)] = 1;
-  if ((capabilities_ & kCapCancel) == 0 || !error->empty()) return;
+  if ((capabilities_ & kCapCancel) == 0) return true;
+  if (!error->empty()) return false;
   Message message{};
   message.type = static_cast<uint16_t>(MessageType::kCancel);
   message.batch = batch->id();
   message.index = request;
-  bool sent;  // if not, the byte above says the same
-  TryWriteLocked(&message, &sent, error);
+  bool sent = false;  // if not, it is sent with a later tick
+  return TryWriteLocked(&message, &sent, error) && sent;
 }
 
 bool Connection::PollCancelledLocked(uint64_t now_ns, std::string* error) {
   for (auto& entry : in_flight_) {
     Batch* batch = entry.second.get();
     if (now_ns - batch->started_ns() < kCancelPollNs) continue;
-    batch->PollCancelled([&](uint32_t request) { SendCancelLocked(batch, request, error); });
+    batch->PollCancelled([&](uint32_t request) { return SendCancelLocked(batch, request, error); });
     if (!error->empty()) return false;
   }
   return true;
@@ -708,7 +713,7 @@ bool Connection::EndStalledLocked(uint64_t now_ns, std::string* error) {
              "as they come, or have the model wait longer: stream_stall_timeout_s";
     };
     batch->EndStalled(settings_.stream_stall_timeout_ms * 1000000u, now_ns, text,
-                      [&](uint32_t request) { SendCancelLocked(batch, request, error); });
+                      [&](uint32_t request) { return SendCancelLocked(batch, request, error); });
     if (!error->empty()) return false;
   }
   return true;
@@ -722,7 +727,7 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
     // The response that was read after `now_ns` was taken makes this difference wrap.
     if (batch->expired || batch->waits || batch->is_paused() || now_ns <= batch->active_ns() || now_ns - batch->active_ns() < limit_ns) continue;
     batch->expired = true;
-    batch->CancelOpen([&](uint32_t request) { SendCancelLocked(batch, request, error); });
+    batch->CancelOpen([&](uint32_t request) { return SendCancelLocked(batch, request, error); });
     batch->Fail(
         TRITONSERVER_ERROR_UNAVAILABLE,
         "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +

@@ -166,7 +166,8 @@ class Connection {
   // Tells the worker which streams are to pause, of one batch; ends those that do so for too long.
   void PaceLocked(Batch* batch, uint64_t now_ns, std::string* error);
   bool EndStalledLocked(uint64_t now_ns, std::string* error);
-  void SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
+  // Whether nothing is left to tell the worker.
+  bool SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
   void BatchDoneLocked(uint64_t batch, uint16_t flags);
   // The worker is at this batch from now on.
   void BeginLocked(const Batch& batch);

@@ -439,9 +439,9 @@ void Batch::LookAtPaces(uint64_t, int, uint64_t, const std::function<bool(uint32
 
 bool Batch::is_paused() const { return false; }
 
-void Batch::EndStalled(uint64_t, uint64_t, const std::function<std::string()>&, const std::function<void(uint32_t)>&) {}
+void Batch::EndStalled(uint64_t, uint64_t, const std::function<std::string()>&, const Tell&) {}
 
-void Batch::PollCancelled(const std::function<void(uint32_t)>&) {}
+void Batch::PollCancelled(const Tell&) {}
 
 }  // namespace pytriton
 

@@ -56,13 +56,10 @@ void Batch::LookAtPaces(uint64_t, int, uint64_t, const std::function<bool(uint32
 
 bool Batch::is_paused() const { return false; }
 
-void Batch::EndStalled(uint64_t, uint64_t, const std::function<std::string()>&, const std::function<void(uint32_t)>&) {}
+void Batch::EndStalled(uint64_t, uint64_t, const std::function<std::string()>&, const Tell&) {}
 
-void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
-  while (!given_up.empty() && given_up.front().first == id_) {
-    cancelled(given_up.front().second);
-    given_up.pop_front();
-  }
+void Batch::PollCancelled(const Tell& tell) {
+  while (!given_up.empty() && given_up.front().first == id_ && tell(given_up.front().second)) given_up.pop_front();
 }
 
 }  // namespace pytriton

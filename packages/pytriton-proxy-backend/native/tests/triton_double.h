@@ -34,7 +34,7 @@ Batch::Batch(
 
 uint64_t Batch::MarkSent() { return active_ns_ = sent_ns_ = NowNs(); }
 
-void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
+void Batch::CancelOpen(const Tell&) {}
 
 std::unique_ptr<Batch> Batch::SplitOff(uint64_t) { return nullptr; }
 std::vector<std::unique_ptr<Batch>> Batch::CutByCost(

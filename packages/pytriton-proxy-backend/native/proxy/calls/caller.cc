@@ -15,7 +15,8 @@ namespace pytriton {
 namespace {
 
 constexpr int kTickMs = 1000;
-constexpr uint64_t kSendTimeoutNs = kSendTimeoutMs * kMillisecond;
+// So many packets wait for a worker that does not read; what comes then waits for room, as for that in the arena.
+constexpr size_t kMostPosted = 4096;
 // Loads and unloads of one worker that go on at the same time; each has a thread.
 constexpr int kMaxControls = 64;
 // An error that is longer takes a record.
@@ -162,6 +163,7 @@ bool Caller::SendRecord(const CallRef& call, const ResponseSource& source, bool 
 // False where it has to wait for room in the arena. The response stays with whoever calls.
 bool Caller::TryAnswer(const Answer& answer) {
   const auto& call = answer.call;
+  if (outbox_.size() >= kMostPosted) return false;
   if (answer.response == nullptr) {
     // The end of a stream has no outputs; anything else has.
     if (call->stream && answer.final) {
@@ -180,21 +182,26 @@ void Caller::AnswerWaiting() {
   std::deque<Answer> left;
   std::set<const Call*> blocked;
   for (Answer& answer : waiting_) {
-    bool answered = blocked.count(answer.call.get()) == 0 && TryAnswer(answer);
-    if (!answered && NowNs() - answer.since_ns >= kArenaTimeoutNs) {
-      Fail(answer.call,
-           Failure{
-               TRITONSERVER_ERROR_UNAVAILABLE,
-               "for " + std::to_string(kArenaTimeoutNs / kMillisecond) + " ms the arena of this worker, " +
-                   std::to_string(responses_.budget()) + " bytes, had no room for the outputs: " +
-                   std::to_string(responses_.in_use()) +
-                   " are in use by outputs that are kept. Raise arena_budget_bytes of the model that calls"},
-           answer.final);
-      answered = true;
+    const CallRef& call = answer.call;
+    if (call->done || (blocked.count(call.get()) == 0 && TryAnswer(answer))) continue;
+    if (NowNs() - answer.since_ns < kArenaTimeoutNs) {
+      blocked.insert(call.get());
+      left.push_back(std::move(answer));
+      continue;
     }
-    if (answered) continue;
-    blocked.insert(answer.call.get());
-    left.push_back(std::move(answer));
+    // What comes after it would wait as long.
+    const std::string waited = "for " + std::to_string(kArenaTimeoutNs / kMillisecond) + " ms ";
+    Fail(call,
+         Failure{
+             TRITONSERVER_ERROR_UNAVAILABLE,
+             outbox_.size() >= kMostPosted
+                 ? waited + "this worker has read none of the answers to its calls, of which " +
+                       std::to_string(outbox_.size()) + " wait"
+                 : waited + "the arena of this worker, " + std::to_string(responses_.budget()) +
+                       " bytes, had no room for the outputs: " + std::to_string(responses_.in_use()) +
+                       " are in use by outputs that are kept. Raise arena_budget_bytes of the model that calls"},
+         true);
+    call->Cancel();
   }
   waiting_.swap(left);
 }
@@ -210,14 +217,11 @@ void Caller::Flush() {
     auto& next = outbox_.front();
     const Sent sent = SendPacket(fd_, &next.message, next.body.data(), next.body.size(), next.fd, &error);
     if (sent == Sent::kNoRoom) {
-      if (blocked_since_ns_ == 0) {
-        blocked_since_ns_ = NowNs();
-        Wake();
-      }
+      if (!std::exchange(is_blocked_, true)) Wake();
       return;
     }
     // The end of the socket is seen by the thread that reads.
-    blocked_since_ns_ = 0;
+    is_blocked_ = false;
     if (next.fd >= 0) close(next.fd);
     outbox_.pop_front();
   }
@@ -415,9 +419,6 @@ void Caller::Tick(uint64_t now_ns) {
     Message message = MessageOf(MessageType::kSegmentClose);
     message.segment = id;
     Post(message);
-  }
-  if (blocked_since_ns_ != 0 && now_ns > blocked_since_ns_ && now_ns - blocked_since_ns_ > kSendTimeoutNs) {
-    CloseLocked("it read nothing from its socket for " + std::to_string(kSendTimeoutMs / 1000) + " s", true);
   }
 }
 

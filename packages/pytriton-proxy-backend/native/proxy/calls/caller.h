@@ -144,7 +144,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   std::map<uint64_t, CallRef> calls_;
   std::deque<Answer> waiting_;
   std::deque<Outgoing> outbox_;
-  uint64_t blocked_since_ns_ = 0;  // since when the socket takes nothing
+  bool is_blocked_ = false;  // the socket has no room for the first of them
   int controls_ = 0;
 };
 
