@@ -234,9 +234,12 @@ def test_env_tells_the_vulnerabilities_of_the_server_in_use(tmp_path: Path) -> N
 
 def test_variables() -> None:
     variables = {"B": "1", "A_SECRET_B": "2", "a": "my Key", "URL": "https://u:p@h/?q=@"}
+    # What such a header has to say is a secret, whatever it is called.
+    variables["PYTRITON_TRITON_CONFIG_HTTP_RESTRICTED_API"] = "health:x-auth=hunter2"
     assert list(describe_variables(variables)) == [
         "A_SECRET_B=(hidden)",
         "B=1",
+        "PYTRITON_TRITON_CONFIG_HTTP_RESTRICTED_API=(hidden)",
         "URL=https://(hidden)@h/?q=@",
         "a=(hidden)",
     ]

@@ -35,6 +35,7 @@ from pytriton.client.exceptions import PyTritonClientError, PyTritonClientTimeou
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.triton import GuardConfig, ProcessWorker, RestartPolicy, Triton
+from support.http import call
 from support.process_models import DIE
 from support.serving import local_config, running, server_pid
 from support.waiting import PATIENCE_S, eventually
@@ -407,3 +408,18 @@ def test_counts_go_on_in_the_next_server() -> None:
         counts = +counted(triton)
     assert counts["plain", "http", "ok"] == 1
     assert counts["plain", "grpc", "ok"] == 2
+
+
+def test_no_count_goes_back_when_a_server_is_stopped_and_started_again() -> None:
+    triton = Triton(config=local_config(allow_metrics=True, metrics_port=0))
+    triton.bind("m", infer, [X], [Y], config=ModelConfig(batching=False))
+    before: Counts = Counter()
+    for _ in range(3):
+        with running(triton):
+            now = counted(triton)
+            assert not before - now
+            # The guard is tried out by requests of this kind, which are left out of the counts.
+            assert call(triton.http_url, "POST", "/v2/models/unknown/infer", {"inputs": []})[0] != 200
+            wanted = now + Counter({("", "http", "invalid"): 1})
+            eventually(lambda: not wanted - counted(triton))  # noqa: B023
+            before = counted(triton)

@@ -17,7 +17,7 @@ from pytriton.client import ModelClient, TlsSettings
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.server.settings.security import DEFAULT_PROTECTED_ENDPOINTS, VALID_TRITON_ENDPOINTS
-from pytriton.triton import Triton, TritonSecurityConfig, TritonServerError
+from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig, TritonServerError
 from support.callables import double
 from support.http import call, infer, tensor
 from support.servers import has_tracing
@@ -29,6 +29,7 @@ TENSORS: dict[str, Any] = {
     "outputs": [Tensor((-1,), np.float32, "y")],
 }
 TOKEN = "a-token-with=signs"
+PASSWORD = "hunter=2"
 GRPC_HEADER = "triton-grpc-protocol-triton-access-token"
 
 
@@ -63,8 +64,10 @@ def body_of(method: str, group: str) -> Any:
 def closed() -> Iterator[Triton]:
     """A server that answers nothing without the token."""
     with short_home():
+        # No cache of Triton's own wants a password, as that of Redis does.
+        cache = ["local,size=1048576", f"local,password={PASSWORD}"]
         triton = Triton(
-            config=local_config(allow_metrics=True, metrics_port=0),
+            config=local_config(allow_metrics=True, metrics_port=0, cache_config=cache),
             security_config=TritonSecurityConfig(
                 access_token=TOKEN, restricted_endpoints=sorted(VALID_TRITON_ENDPOINTS)
             ),
@@ -119,7 +122,10 @@ def test_metrics_are_open(closed: Triton) -> None:
 
 def test_the_token_is_nowhere_to_be_seen(closed: Triton) -> None:
     assert TOKEN not in command_line(closed)
+    assert "local,password=" in command_line(closed)
+    assert PASSWORD not in command_line(closed)
     assert TOKEN not in repr(closed)
+    assert PASSWORD not in repr(TritonConfig(http_restricted_api=f"health:key={PASSWORD}"))
     assert TOKEN not in repr(TritonSecurityConfig(access_token=TOKEN))
     assert closed.get_access_token() == TOKEN
 

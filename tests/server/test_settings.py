@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.exceptions import PyTritonError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
@@ -312,3 +313,33 @@ def test_two_servers_with_all_services_side_by_side(config: TritonConfig, server
             assert server.metrics_url != second.metrics_url
         finally:
             second.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables"),
+    [
+        ({"http_max_input_size": 1000}, {}),
+        ({"cors_origins": ["https://app.example"]}, {"PYTRITON_GUARD": "off"}),
+        ({"allow_sagemaker": True, "sagemaker_safe_port_range": "9000-9100"}, {}),
+        ({"http_port": 9000, "grpc_port": 9000}, {}),
+        ({"http_address": "no address"}, {}),
+        ({"grpc_use_ssl": True}, {}),
+        ({"log_file": "/nowhere/at/all.log"}, {}),
+        ({"model_repository": "/nowhere/at/all"}, {}),
+        ({"allow_vertex_ai": True}, {}),
+        ({}, {"PYTRITON_TRITONSERVER_DIR": "/nowhere/at/all"}),
+    ],
+)
+def test_a_check_says_what_a_start_would(
+    settings: dict[str, Any], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    told = []
+    for begin in (Triton.check, Triton.run):
+        with short_home(), pytest.raises(PyTritonError) as error:
+            begin(Triton(config=TritonConfig(**settings)))
+        told.append((type(error.value), str(error.value)))
+    assert told[0] == told[1]

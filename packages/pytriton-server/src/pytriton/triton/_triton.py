@@ -24,11 +24,11 @@ from pytriton.server.lifecycle.policies import (
     VertextAILifecyclePolicy,
 )
 from pytriton.server.lifecycle.session import ServerSession
+from pytriton.server.lifecycle.startup import find_server
 from pytriton.server.lifecycle.watchdog import UNRESPONSIVE_TIMEOUT_S
 from pytriton.server.models.callers import calling_model
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
-from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
@@ -167,12 +167,13 @@ class Triton(TritonBase):
         """Check the settings as a start does, without starting anything.
 
         Raises:
-            PyTritonValidationError: A file is missing or cannot be read, an address is none, or two settings exclude
-                each other.
+            PyTritonValidationError: A setting names no file, address or option of the server, or excludes another one.
             PyTritonBadParameterError: There is a memory budget, and no worker process.
+            TritonServerNotFoundError: There is no tritonserver on this machine.
+            TritonServerStartError: A setting needs the guard, and there is none.
         """
         self._check_budget()
-        check_settings(self._config, self._security)
+        find_server(self._config, self._security, self._guard)
         check_ports(self._config)
 
     def describe(self) -> TritonDescription:

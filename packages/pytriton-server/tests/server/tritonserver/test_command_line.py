@@ -161,20 +161,28 @@ def test_protocols_stay_on_where_vertex_ai_would_end_them(monkeypatch: pytest.Mo
     assert not [part for part in command(TritonConfig()) if part.startswith("--allow-http")]
 
 
-def test_tokens_are_left_out_of_logs() -> None:
-    security = TritonSecurityConfig(access_token="abc==d", restricted_endpoints=["trace"])
-    text = redacted(command(TritonConfig(http_restricted_api="logging:key=hidden"), security))
+def command_with_secrets() -> list[str]:
+    config = TritonConfig(
+        http_restricted_api="logging:key=hidden",
+        cache_config=["redis,host=cache", "redis,password=p=q"],
+        backend_config=["mine,Api-Token=t", "mine,size=3"],
+    )
+    return command(config, TritonSecurityConfig(access_token="abc==d", restricted_endpoints=["trace"]))
+
+
+def test_secrets_are_left_out_of_logs() -> None:
+    text = redacted(command_with_secrets())
     assert "abc" not in text
     assert "==d" not in text
     assert "hidden" not in text
     assert "--http-restricted-api=trace:triton-access-token=***" in text
+    assert "--cache-config=redis,host=cache --cache-config=redis,password=***" in text
+    assert "--backend-config=mine,Api-Token=*** --backend-config=mine,size=3" in text
     assert "--load-model=*" in text
 
 
-def test_the_tokens_of_a_command() -> None:
-    security = TritonSecurityConfig(access_token="abc==d", restricted_endpoints=["trace"])
-    made = command(TritonConfig(http_restricted_api="logging:key=hidden"), security)
-    assert sorted(set(secrets_of(made))) == ["abc==d", "hidden"]
+def test_the_secrets_of_a_command() -> None:
+    assert sorted(set(secrets_of(command_with_secrets()))) == ["abc==d", "hidden", "p=q", "t"]
 
 
 def test_no_restriction_without_a_token() -> None:

@@ -19,7 +19,7 @@ from pytriton.server.tritonserver.command_line import has_gpu
 from pytriton.server.tritonserver.ports import find_listener
 from pytriton.server.workspace import default_home
 
-_SECRET = re.compile(r"token|secret|key|password|passwd|credential", re.IGNORECASE)
+_SECRET = re.compile(r"token|secret|key|password|passwd|credential|_restricted_(api|protocol)(_|$)", re.IGNORECASE)
 # The user:password@ in an address.
 _USER_INFO = re.compile(r"://[^/@\s]+@")
 _HIDDEN = "(hidden)"

@@ -23,17 +23,14 @@ from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import END_S, EXIT_MARGIN_S, drain_s
 from pytriton.server.lifecycle.files import ServerFiles
 from pytriton.server.lifecycle.running import RunningServer
-from pytriton.server.lifecycle.startup import POLL_S, is_open
+from pytriton.server.lifecycle.startup import POLL_S, find_server, is_open
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.tritonserver.backends import make_backends
-from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.command_line import build_command, is_controlled
-from pytriton.server.tritonserver.guard import Part, find_guard
+from pytriton.server.tritonserver.guard import Part
 from pytriton.server.tritonserver.handover import Handover, Role
-from pytriton.server.tritonserver.options import check_options
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 from pytriton.server.workspace import Workspace
@@ -238,11 +235,8 @@ class Replacement:
                 "it, and start it again."
             )
         check_same_places(server.config, config)
-        check_settings(config, server.security)
-        self.binary = find_tritonserver(server_dir)
-        """The program of the new one."""
-        check_options(config, self.binary)
-        self._guard = find_guard(server.guard, self.binary.executable)
+        self.binary, self._guard = find_server(config, server.security, server.guard, server_dir)
+        """The program of the new one, and what is loaded into it."""
         if self._guard.library is None:
             raise PyTritonInvalidOperationError(f"{self.binary.executable} cannot take over: {self._guard.obstacle}.")
         backends = Path(tempfile.mkdtemp(prefix="backends-", dir=workspace.path))

@@ -11,7 +11,7 @@ from pytriton.server.control.http import Control, ControlError, HttpControl
 from pytriton.server.errors import TritonServerError, TritonServerStartError, quote_log
 from pytriton.server.lifecycle.readiness import GATE_NAMES
 from pytriton.server.lifecycle.self_test import GuardTest
-from pytriton.server.lifecycle.startup import wait_guarded, wait_until_up
+from pytriton.server.lifecycle.startup import check_cors, wait_guarded, wait_until_up
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.command_line import (
@@ -217,13 +217,8 @@ class RunningServer:
         """
         # What origins may read is for the configuration to say, where it has been checked.
         environment = {name: value for name, value in self.environment.items() if name != CORS_VARIABLE}
+        check_cors(config, guard)
         if config.cors_origins:
-            if guard.library is None:
-                raise TritonServerStartError(
-                    "TritonConfig.cors_origins needs the guard, which is switched off or cannot be loaded: "
-                    f"{guard.obstacle or 'GuardConfig(enabled=False)'}. Leave it unset, and let a proxy in front of "
-                    "the server answer browsers."
-                )
             environment = {**environment, CORS_VARIABLE: " ".join(config.cors_origins)}
         process = ServerProcess(
             command,

@@ -19,19 +19,16 @@ from pytriton.server.lifecycle.readiness import Readiness
 from pytriton.server.lifecycle.replacement import Replacement
 from pytriton.server.lifecycle.running import RunningServer
 from pytriton.server.lifecycle.self_test import GuardTest
-from pytriton.server.lifecycle.startup import POLL_S, find_misfit
+from pytriton.server.lifecycle.startup import POLL_S, find_misfit, find_server
 from pytriton.server.lifecycle.watchdog import Watchdog
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.tracing import export_environment
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.settings.security import TritonSecurityConfig
-from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.command_line import ServerFolders
 from pytriton.server.tritonserver.guard import GuardConfig
-from pytriton.server.tritonserver.options import check_options
 from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import ReservedPorts, port_in_use, reserve_ports
 from pytriton.server.tritonserver.process import ExitReport
@@ -136,9 +133,7 @@ class ServerSession:
     def start(self, models: Iterable[WorkerService], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Start the server with `models` and wait until they are served; see `Session.start`."""
         config = self._server.config
-        check_settings(config, self._server.security)
-        binary = find_tritonserver()
-        check_options(config, binary)
+        binary, _ = find_server(config, self._server.security, self._server.guard)
         folders, variables = self.files.create(binary, config)
         # Workers start now, so that they are attached by the time that the server answers.
         self._deployment.prepare_all(models, cancelled)

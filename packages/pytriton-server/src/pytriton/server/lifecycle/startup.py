@@ -7,12 +7,17 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 from pytriton.server.control.http import Control
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.models.workers import StartCancelled
-from pytriton.server.tritonserver.binary import TritonServerBinary
-from pytriton.server.tritonserver.options import explain_misfit
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.preflight import check_settings
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
+from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
+from pytriton.server.tritonserver.options import check_options, explain_misfit
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 
@@ -24,6 +29,28 @@ _LOG_DEADLINE_S = 2.0
 # libevent or the guard writes these.
 _NONE_TO_ACCEPT = (f"accept() call: {os.strerror(errno.EMFILE)}", f"{os.strerror(errno.EMFILE)}: callers over HTTP")
 _ERROR_LINE = re.compile(r"E\d{4} ")
+
+
+def find_server(
+    config: TritonConfig, security: TritonSecurityConfig, guard: GuardConfig | None, folder: Path | None = None
+) -> tuple[TritonServerBinary, Guard]:
+    """Find a server and its guard, and check the settings against them, as far as that takes no start."""
+    check_settings(config, security)
+    binary = find_tritonserver(folder)
+    check_options(config, binary)
+    found = find_guard(guard, binary.executable)
+    check_cors(config, found)
+    return binary, found
+
+
+def check_cors(config: TritonConfig, guard: Guard) -> None:
+    """Refuse origins that only the guard could let read answers, where there is none."""
+    if config.cors_origins and guard.library is None:
+        raise TritonServerStartError(
+            "TritonConfig.cors_origins needs the guard, which is switched off or cannot be loaded: "
+            f"{guard.obstacle or 'GuardConfig(enabled=False), or PYTRITON_GUARD=off'}. Leave it unset, and let a proxy "
+            "in front of the server answer browsers."
+        )
 
 
 def wait_until_up(

@@ -128,7 +128,7 @@ class TritonConfig:
     """How large the JSON of a request over HTTP may be, a raw request, and what a compressed one unpacks to, in bytes
     (64 MiB when unset); others get 400. Binary tensors do not count. Needs tritonserver 2.59 or later: 2.51 has no such
     limit."""
-    http_restricted_api: str | None = None
+    http_restricted_api: str | None = dataclasses.field(default=None, repr=False)
     """`<groups>:<header>=<value>`: groups of endpoints that answer only to callers with this header. Groups named here
     are left out of what `TritonSecurityConfig` protects."""
     cors_origins: list[str] | None = None
@@ -177,7 +177,7 @@ class TritonConfig:
     """After how long a connection is closed, in milliseconds (never when unset)."""
     grpc_max_connection_age_grace: int | None = None
     """How long the calls of such a connection may take to end, in milliseconds (any time when unset)."""
-    grpc_restricted_protocol: str | None = None
+    grpc_restricted_protocol: str | None = dataclasses.field(default=None, repr=False)
     """`<groups>:<header>=<value>`, as `http_restricted_api`. As metadata the header's name gets the prefix
     `triton-grpc-protocol-`."""
     allow_client_shm: bool | None = None

@@ -1,6 +1,7 @@
 """From settings to the command line of tritonserver."""
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,7 +30,12 @@ OWN_SETTINGS = frozenset({"cors_origins", "python_models", "python_models_idle"}
 """Fields of `TritonConfig` that are no options of tritonserver."""
 
 _RESTRICTED = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}
-_SECRET_OPTIONS = tuple("--" + name.replace("_", "-") + "=" for name in _RESTRICTED.values())
+# <option>=<groups>:<header>=<token>, and such as --cache-config=redis,password=<password>. A secret may contain "=".
+_BEFORE_SECRET = re.compile(
+    rf"--({'|'.join(name.replace('_', '-') for name in _RESTRICTED.values())})=[^=]*="
+    r"|--(cache|backend)-config=[^=]*(password|secret|token)[^=]*=",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +107,13 @@ def is_controlled(config: TritonConfig) -> bool:
 
 
 def redacted(command: Sequence[str]) -> str:
-    """Return a command as text for logs and errors, without the tokens in it."""
-    # <option>=<groups>:<header>=<token>, and a token may contain "=".
-    return " ".join(
-        "=".join([*part.split("=", 2)[:2], "***"]) if part.startswith(_SECRET_OPTIONS) else part for part in command
-    )
+    """Return a command as text for logs and errors, without the secrets in it."""
+    return " ".join(f"{found[0]}***" if (found := _BEFORE_SECRET.match(part)) else part for part in command)
 
 
 def secrets_of(command: Sequence[str]) -> list[str]:
-    """Return the tokens in a command."""
-    return [part.split("=", 2)[2] for part in command if part.startswith(_SECRET_OPTIONS)]
+    """Return the secrets in a command; each ends an argument."""
+    return [part[found.end() :] for part in command if (found := _BEFORE_SECRET.match(part))]
 
 
 def control_headers(config: TritonConfig, security: TritonSecurityConfig, protocol: str) -> dict[str, str]:

@@ -89,7 +89,7 @@ class OutcomeCounts:
         with self._lock:
             if self.descriptor < 0:
                 return
-            self._before = before
+            self._before, self._left_out = before, Counter()
             descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
 

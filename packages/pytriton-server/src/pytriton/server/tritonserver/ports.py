@@ -198,6 +198,7 @@ def check_ports(config: TritonConfig) -> None:
         address = _resolved(setting, named)
         if port:
             _check_apart(setting, address, port, seen)
+            _allowed_range(config, setting, address, port)
             seen.append((setting, address, port))
 
 
@@ -377,29 +378,35 @@ def _address_field(setting: str) -> str:
 
 def _reserve_allowed(config: TritonConfig, setting: str, address: str, port: int) -> socket.socket:
     """Reserve a port within the range that SageMaker allows to others, if it is served and there is one."""
-    text = config.sagemaker_safe_port_range
-    if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
+    allowed = _allowed_range(config, setting, address, port)
+    if allowed is None or port:
         return _reserve(setting, address, port)
-    first, last = parse_port_range(text, "TritonConfig.sagemaker_safe_port_range")
-    if port:
-        # tritonserver itself checks the services that share SageMaker's address.
-        if address == _ANY_ADDRESS and not first <= port <= last:
-            raise PyTritonValidationError(
-                f"TritonConfig.{setting}={port} is outside of TritonConfig.sagemaker_safe_port_range={text}. Set a "
-                "port in the range, or 0 for any free one of it.",
-                expected=text,
-                received=port,
-            )
-        return _reserve(setting, address, port)
-    for candidate in random.sample(range(first, last + 1), last + 1 - first):
+    for candidate in random.sample(allowed, len(allowed)):
         with contextlib.suppress(PortInUseError):
             return _reserve(setting, address, candidate)
     raise PortInUseError(
-        f"No port in TritonConfig.sagemaker_safe_port_range={text} is free for TritonConfig.{setting}: widen the "
-        "range, or end what listens there.",
+        f"No port in TritonConfig.sagemaker_safe_port_range={config.sagemaker_safe_port_range} is free for "
+        f"TritonConfig.{setting}: widen the range, or end what listens there.",
         setting=setting,
         address=address,
     )
+
+
+def _allowed_range(config: TritonConfig, setting: str, address: str, port: int) -> range | None:
+    """Return the ports that SageMaker leaves to a service, None where that is any; refuse a port beside them."""
+    text = config.sagemaker_safe_port_range
+    if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
+        return None
+    first, last = parse_port_range(text, "TritonConfig.sagemaker_safe_port_range")
+    # tritonserver itself checks the services that share SageMaker's address.
+    if port and address == _ANY_ADDRESS and not first <= port <= last:
+        raise PyTritonValidationError(
+            f"TritonConfig.{setting}={port} is outside of TritonConfig.sagemaker_safe_port_range={text}. Set a port in "
+            "the range, or 0 for any free one of it.",
+            expected=text,
+            received=port,
+        )
+    return range(first, last + 1)
 
 
 def _reserve(setting: str, address: str, port: int) -> socket.socket:
