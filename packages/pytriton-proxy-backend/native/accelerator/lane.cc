@@ -93,25 +93,10 @@ struct Block {
   uint64_t offset;
 };
 
-// A batch whose requests are made when somebody asks for them.
-struct Requests {
-  PyObject head;
-  Lane* lane;
-  PyObject* make;  // of its own, like a block's
-  Block* block;
-  PyObject* columns;
-  PyObject* metadata;
-  PyObject* raw;  // the record up to its payloads, where that is not that of the metadata
-  Likeness likeness;   // of the record and the metadata
-  uint64_t number, received_ns, sent_ns;
-};
-
 PyTypeObject* block_type;
 PyTypeObject* requests_type;
 
 // ---- what Python sees of a batch ------------------------------------------------------------------------------------
-
-int IsResized(const Requests& requests) { return requests.likeness == Likeness::kResized ? 1 : 0; }
 
 // Whichever thread drops the last view has the GIL, and may be anywhere.
 void FreeBlock(PyObject* self) {
@@ -148,25 +133,10 @@ PyObject* BlockItem(PyObject* self, Py_ssize_t at) {
   return PyLong_FromLong(static_cast<uint8_t>(block->data[at]));
 }
 
-void FreeRequests(PyObject* self) {
-  auto* requests = reinterpret_cast<Requests*>(self);
-  Clear(requests->make);
-  Clear(requests->columns);
-  Clear(requests->metadata);
-  Clear(requests->raw);
-  Py_DecRef(&requests->block->head);
-  Lane* lane = requests->lane;
-  FreeObject(self);
-  Py_DecRef(&lane->head);
-}
-
 PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
-  auto* requests = reinterpret_cast<Requests*>(self);
-  return PyObject_CallFunction(
-      requests->make, "OOiOOKKK", requests->metadata, requests->raw, IsResized(*requests), requests->block,
-      requests->columns,
-      static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
-      static_cast<unsigned long long>(requests->sent_ns));
+  const auto& requests = *reinterpret_cast<Requests*>(self);
+  return WithParts(
+      requests, [&requests](auto... parts) { return PyObject_CallFunction(requests.make, "OOiOOKKK", parts...); });
 }
 
 // ---- a batch that came ----------------------------------------------------------------------------------------------
@@ -315,37 +285,15 @@ Block* MakeBlock(Lane* lane, const Incoming& batch) {
   return block;
 }
 
-// The batch in the form in which callables under `@batch` get it; null with an exception.
+// The batch in the form in which callables under `@batch` get it; null with an exception. Without it, the block stays the
+// current one of the lane, so that dropping it sends no message: Python goes on with the packet, and gives the block back
+// when it is done.
 Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   Block* block = MakeBlock(lane, batch);
   if (block == nullptr) return nullptr;
-  PyObject* columns = MakeColumns(*batch.form, batch.data, &block->head);
-  PyObject* raw = RawOf(batch.record, lane->metadata, batch.likeness);
-  auto* requests = columns == nullptr || raw == nullptr
-                       ? nullptr
-                       : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
-  if (requests == nullptr) {
-    // The block stays the current one of the lane, so that dropping it sends no message: Python goes on with the packet,
-    // and gives the block back when it is done.
-    Clear(columns);
-    Clear(raw);
-    Py_DecRef(&block->head);
-    return nullptr;
-  }
-  requests->lane = lane;
-  requests->make = lane->make_requests;
-  requests->block = block;
-  requests->columns = columns;
-  requests->metadata = batch.form->python;
-  requests->raw = raw;
-  requests->likeness = batch.likeness;
-  Py_IncRef(&lane->head);
-  Py_IncRef(requests->make);
-  Py_IncRef(requests->metadata);
-  requests->number = batch.message.batch;
-  requests->received_ns = batch.record.received_ns;
-  requests->sent_ns = batch.record.sent_ns;
-  return requests;
+  return reinterpret_cast<Requests*>(MakeRequests(
+      requests_type, lane->make_requests, &block->head, *batch.form, batch.record, batch.data, lane->metadata,
+      batch.likeness));
 }
 
 PyObject* Call(Lane* lane, const Incoming& batch, Requests* requests) {
@@ -491,12 +439,12 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   if (error != nullptr) Clear(result);
   // The block is named by whoever drops it, from here on.
   lane->current = nullptr;
-  *called = Py_BuildValue(
-      "[(IK)OOiOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
-      static_cast<unsigned long long>(batch.message.offset), requests->metadata, requests->raw, IsResized(*requests),
-      requests->block, requests->columns, static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
-      static_cast<unsigned long long>(requests->sent_ns), static_cast<unsigned long long>(called_ns),
-      result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
+  *called = WithParts(*requests, [&](auto... parts) {
+    return Py_BuildValue(
+        "[(IK)OOiOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
+        static_cast<unsigned long long>(batch.message.offset), parts..., static_cast<unsigned long long>(called_ns),
+        result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
+  });
   Py_DecRef(&requests->head);
   return *called == nullptr ? Outcome::kError : Outcome::kOther;
 }

@@ -106,10 +106,43 @@ PyObject* MakeColumns(const BatchForm& form, char* record, PyObject* base) {
   return columns;
 }
 
-PyObject* RawOf(const RecordHeader& header, const char* record, Likeness likeness) {
-  return likeness == Likeness::kSame
-             ? NewNone()
-             : PyBytes_FromStringAndSize(record, static_cast<Py_ssize_t>(header.metadata_length));
+PyObject* MakeRequests(
+    PyTypeObject* type, PyObject* make, PyObject* block, const BatchForm& form, const RecordHeader& header, char* record,
+    const char* metadata, Likeness likeness) {
+  PyObject* columns = MakeColumns(form, record, block);
+  PyObject* raw = likeness == Likeness::kSame
+                      ? NewNone()
+                      : PyBytes_FromStringAndSize(metadata, static_cast<Py_ssize_t>(header.metadata_length));
+  PyObject* made = columns == nullptr || raw == nullptr ? nullptr : PyType_GenericAlloc(type, 0);
+  if (made == nullptr) {
+    Clear(columns);
+    Clear(raw);
+    Py_DecRef(block);
+    return nullptr;
+  }
+  auto* requests = reinterpret_cast<Requests*>(made);
+  requests->make = make;
+  requests->block = block;
+  requests->columns = columns;
+  requests->metadata = form.python;
+  requests->raw = raw;
+  requests->likeness = likeness;
+  Py_IncRef(requests->make);
+  Py_IncRef(requests->metadata);
+  requests->number = header.batch;
+  requests->received_ns = header.received_ns;
+  requests->sent_ns = header.sent_ns;
+  return made;
+}
+
+void FreeRequests(PyObject* self) {
+  auto* requests = reinterpret_cast<Requests*>(self);
+  Clear(requests->make);
+  Clear(requests->columns);
+  Clear(requests->metadata);
+  Clear(requests->raw);
+  Py_DecRef(requests->block);
+  FreeObject(self);
 }
 
 ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* raw, Likeness likeness, PyObject* result) {

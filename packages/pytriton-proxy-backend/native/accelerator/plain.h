@@ -34,8 +34,32 @@ void FreeForms(Forms* forms);
 // The inputs by name, as arrays whose base is `base`; null with an exception.
 PyObject* MakeColumns(const BatchForm& form, char* record, PyObject* base);
 
-// The metadata up to the payloads, for Python; None where they are those of the form. Null with an exception.
-PyObject* RawOf(const RecordHeader& header, const char* record, Likeness likeness);
+// A batch whose requests are made when somebody asks for them. An object of Python's.
+struct Requests {
+  PyObject head;
+  PyObject* make;   // of its own, as it may outlive its lane
+  PyObject* block;  // the base of the arrays, which keeps their memory
+  PyObject *columns, *metadata;
+  PyObject* raw;       // the record up to its payloads, or None where it is that of the metadata
+  Likeness likeness;   // of the record and the metadata
+  uint64_t number, received_ns, sent_ns;
+};
+
+// Makes an object of a type that begins with `Requests`; null with an exception. Takes `block`. `metadata` is where the record
+// is read up to its payloads: at its place, or a copy that nobody changes.
+PyObject* MakeRequests(
+    PyTypeObject* type, PyObject* make, PyObject* block, const BatchForm& form, const RecordHeader& header, char* record,
+    const char* metadata, Likeness likeness);
+void FreeRequests(PyObject* self);
+
+// Hands what Python's `_make_batch` is given to `use`: "OOiOOKKK" as a format has it.
+template <typename Use>
+PyObject* WithParts(const Requests& requests, const Use& use) {
+  using Number = unsigned long long;
+  return use(
+      requests.metadata, requests.raw, requests.likeness == Likeness::kResized ? 1 : 0, requests.block, requests.columns,
+      Number{requests.number}, Number{requests.received_ns}, Number{requests.sent_ns});
+}
 
 // The form of what a callable returned, for which `lay_out` may be asked, with the arrays in its `found`; null where it
 // has none, or with an exception. `raw` and `likeness` are those of the batch.

@@ -23,24 +23,15 @@ struct Block {
   Block** place;  // where the lane has it, until the batch is over
 };
 
-// A batch whose requests are made when somebody asks for them; the batch then belongs to the object `handle`.
-struct Requests {
-  PyObject head;
-  PyObject *make_handle, *make_requests;
-  Block* block;
-  PyObject* columns;
-  PyObject* metadata;
-  PyObject* raw;     // the record up to its payloads, where that is not that of the metadata
-  Likeness likeness;  // of the record and the metadata
+// The batch belongs to the object `handle`, once there is one.
+struct OwnedRequests : Requests {
+  PyObject* make_handle;
   PyObject* handle;  // null as long as nobody has asked
   uint64_t batch;    // 0 once it is answered
-  uint64_t number, received_ns, sent_ns;
 };
 
 PyTypeObject* block_type;
 PyTypeObject* requests_type;
-
-int IsResized(const Requests& requests) { return requests.likeness == Likeness::kResized ? 1 : 0; }
 
 void FreeBlock(PyObject* self) {
   auto* block = reinterpret_cast<Block*>(self);
@@ -49,20 +40,15 @@ void FreeBlock(PyObject* self) {
   FreeObject(self);
 }
 
-void FreeRequests(PyObject* self) {
-  auto* requests = reinterpret_cast<Requests*>(self);
+void FreeOwnedRequests(PyObject* self) {
+  auto* requests = reinterpret_cast<OwnedRequests*>(self);
   Clear(requests->make_handle);
-  Clear(requests->make_requests);
-  Clear(requests->columns);
-  Clear(requests->metadata);
-  Clear(requests->raw);
   Clear(requests->handle);
-  Py_DecRef(&requests->block->head);
-  FreeObject(self);
+  FreeRequests(self);
 }
 
 // Hands the batch to an object of Python's; false with an exception.
-bool HandOver(Requests* requests) {
+bool HandOver(OwnedRequests* requests) {
   if (requests->handle == nullptr && requests->batch != 0) {
     requests->handle = Call(requests->make_handle, NewNumber(requests->batch));
     return requests->handle != nullptr;
@@ -71,22 +57,21 @@ bool HandOver(Requests* requests) {
 }
 
 PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
-  auto* requests = reinterpret_cast<Requests*>(self);
+  auto* requests = reinterpret_cast<OwnedRequests*>(self);
   if (!HandOver(requests)) return nullptr;
-  return PyObject_CallFunction(
-      requests->make_requests, "OOOiOOKKK", requests->handle == nullptr ? &_Py_NoneStruct : requests->handle,
-      requests->metadata, requests->raw, IsResized(*requests), requests->block, requests->columns,
-      static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
-      static_cast<unsigned long long>(requests->sent_ns));
+  return WithParts(*requests, [requests](auto... parts) {
+    return PyObject_CallFunction(
+        requests->make, "OOOiOOKKK", requests->handle == nullptr ? &_Py_NoneStruct : requests->handle, parts...);
+  });
 }
 
 bool MakeTypes() {
   if (requests_type != nullptr) return true;
   PyType_Slot block_slots[] = {{Py_tp_dealloc, Slot(FreeBlock)}, {}};
-  PyType_Slot requests_slots[] = {{Py_tp_dealloc, Slot(FreeRequests)}, {Py_tp_call, Slot(CallRequests)}, {}};
+  PyType_Slot requests_slots[] = {{Py_tp_dealloc, Slot(FreeOwnedRequests)}, {Py_tp_call, Slot(CallRequests)}, {}};
   constexpr unsigned int kInner = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
   if (block_type == nullptr) block_type = MakeType("pytriton.inprocess.Block", sizeof(Block), kInner, block_slots);
-  requests_type = MakeType("pytriton.inprocess.Requests", sizeof(Requests), kInner, requests_slots);
+  requests_type = MakeType("pytriton.inprocess.Requests", sizeof(OwnedRequests), kInner, requests_slots);
   return block_type != nullptr && requests_type != nullptr;
 }
 
@@ -146,40 +131,21 @@ Block* MakeBlock(Lane* lane) {
 }
 
 // The batch in the form in which callables under `@batch` get it; null with an exception.
-Requests* MakeRequests(
+OwnedRequests* MakeRequests(
     Lane* lane, const BatchForm& form, const RecordHeader& header, char* record, Likeness likeness, uint64_t batch) {
   Block* block = MakeBlock(lane);
   if (block == nullptr) return nullptr;
-  PyObject* columns = MakeColumns(form, record, &block->head);
-  PyObject* raw = RawOf(header, record, likeness);
-  auto* requests = columns == nullptr || raw == nullptr
-                       ? nullptr
-                       : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
-  if (requests == nullptr) {
-    Clear(columns);
-    Clear(raw);
-    Py_DecRef(&block->head);
-    return nullptr;
-  }
+  auto* requests = reinterpret_cast<OwnedRequests*>(MakeRequests(
+      requests_type, lane->make_requests, &block->head, form, header, record, record, likeness));
+  if (requests == nullptr) return nullptr;
   requests->make_handle = lane->make_handle;
-  requests->make_requests = lane->make_requests;
-  requests->block = block;
-  requests->columns = columns;
-  requests->metadata = form.python;
-  requests->raw = raw;
-  requests->likeness = likeness;
   Py_IncRef(requests->make_handle);
-  Py_IncRef(requests->make_requests);
-  Py_IncRef(requests->metadata);
   requests->batch = batch;
-  requests->number = header.batch;
-  requests->received_ns = header.received_ns;
-  requests->sent_ns = header.sent_ns;
   return requests;
 }
 
 // In the context of the runner, which `run` enters.
-PyObject* CallCallable(Lane* lane, const BatchForm& form, Requests* requests) {
+PyObject* CallCallable(Lane* lane, const BatchForm& form, OwnedRequests* requests) {
   if (lane->takes_columns) {
     return PyObject_CallFunctionObjArgs(
         lane->run, lane->callable, requests->columns, form.rows, &requests->head, nullptr);
@@ -208,7 +174,7 @@ void Renew(Lane* lane) {
 }
 
 // Takes a call that was made to Python, which answers the batch. Takes `result`.
-Served Resume(Lane* lane, Requests* requests, uint64_t called_ns, PyObject* result) {
+Served Resume(Lane* lane, OwnedRequests* requests, uint64_t called_ns, PyObject* result) {
   PyObject* error = TakeError();
   if (error != nullptr) Clear(result);
   Served served;
@@ -217,12 +183,11 @@ Served Resume(Lane* lane, Requests* requests, uint64_t called_ns, PyObject* resu
     served.how = Served::kTaken;
     served.handle = requests->handle;
     Py_IncRef(served.handle);
-    PyObject* called = Py_BuildValue(
-        "[OOOiOOKKKKNN]", requests->handle, requests->metadata, requests->raw, IsResized(*requests), requests->block,
-        requests->columns,
-        static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
-        static_cast<unsigned long long>(requests->sent_ns), static_cast<unsigned long long>(called_ns),
-        result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
+    PyObject* called = WithParts(*requests, [&](auto... parts) {
+      return Py_BuildValue(
+          "[OOOiOOKKKKNN]", requests->handle, parts..., static_cast<unsigned long long>(called_ns),
+          result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
+    });
     result = error = nullptr;
     Py_DecRef(&requests->head);
     requests = nullptr;
@@ -242,7 +207,7 @@ Served ServeIn(Lane* lane, char* record, uint64_t batch) {
   if (header.metadata_length > kComparedBytes) return served;
   Likeness likeness;
   BatchForm* form = FindForm(&lane->forms, lane->describe, header, record, &likeness);
-  Requests* requests = form == nullptr ? nullptr : MakeRequests(lane, *form, header, record, likeness, batch);
+  OwnedRequests* requests = form == nullptr ? nullptr : MakeRequests(lane, *form, header, record, likeness, batch);
   if (requests == nullptr) {
     if (PyErr_Occurred() != nullptr) PyErr_WriteUnraisable(lane->describe);
     return served;
