@@ -41,17 +41,9 @@ def declared() -> dict[str, str]:
     }
 
 
-def called_by_the_library_in_process() -> dict[str, str]:
-    """What `requests.cc` looks up."""
-    text = (NATIVE / "inprocess/requests.cc").read_text()
-    listed = text.partition("#define PYTRITON_SERVER_FUNCTIONS(ENTRY)")[2].partition("struct Functions")[0]
-    entries = re.findall(r"ENTRY\((\w+), (.*?\))\)", " ".join(listed.replace("\\\n", " ").split()))
-    return {f"SERVER_{name}": arguments for name, arguments in entries}
-
-
 def giving_native() -> Iterator[str]:
     """The functions that give something, by their declarations in C++: a pointer, other than an error."""
-    for name, declaration in [*declared().items(), *called_by_the_library_in_process().items()]:
+    for name, declaration in declared().items():
         result, _, arguments = declaration.partition("(")
         pointers = re.findall(r"(\w+)\s*\*\*", arguments)
         if "TRITONSERVER_Parameter" in pointers:
@@ -84,8 +76,7 @@ def test_what_is_ours_is_deleted_by_whoever_may_get_it() -> None:
     )
     for name, whose in table().items():
         for deleter in re.findall(r"^ours: (\w+)", whose):
-            # `requests.cc` has the functions in a table, without the begin of their names.
-            calls = re.compile(rf"TRITON{deleter}\b|triton\.{deleter.removeprefix('SERVER_')}\b")
+            calls = re.compile(rf"TRITON{deleter}\b")
             for code in (native, python):
                 if re.search(rf"TRITON{name}\(", code):
                     assert calls.search(code), f"{name} gives what {deleter} deletes, which is not called"

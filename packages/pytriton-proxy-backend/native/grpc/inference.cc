@@ -9,8 +9,6 @@
 #include "protobuf.h"
 
 extern "C" {
-TRITONSERVER_Error* TRITONSERVER_InferenceResponseModel(
-    TRITONSERVER_InferenceResponse* response, const char** model, int64_t* version);
 TRITONSERVER_Error* TRITONSERVER_InferenceResponseId(TRITONSERVER_InferenceResponse* response, const char** id);
 const char* TRITONSERVER_DataTypeString(TRITONSERVER_DataType type);
 TRITONSERVER_DataType TRITONSERVER_StringToDataType(const char* name);

@@ -22,14 +22,30 @@
 #include "../proxy/record.h"
 #include "../proxy/triton_util.h"
 #include "lane.h"
+#include "requests.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace pytriton {
 
-TritonTable triton_table;
+#define PYTRITON_DEFINE(name) decltype(&::name) name;
+PYTRITON_TRITON_FUNCTIONS(PYTRITON_DEFINE)
+PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_DEFINE)
+#undef PYTRITON_DEFINE
 
 namespace {
+
+const char* FindFunctions(void* triton) {
+#define PYTRITON_FIND(name) name = reinterpret_cast<decltype(name)>(dlsym(triton, #name));
+#define PYTRITON_FIND_OR_FAIL(name) \
+  PYTRITON_FIND(name)               \
+  if (name == nullptr) return #name;
+  PYTRITON_TRITON_FUNCTIONS(PYTRITON_FIND_OR_FAIL)
+  PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_FIND)
+  // It brings the CUDA runtime whose memory and streams its backends use; other libraries may bring others.
+  PreferCudaRuntimeOf(triton);
+  return Succeeded(MakeHostAllocator()) ? nullptr : "TRITONSERVER_ResponseAllocatorNew";
+}
 
 struct InPlace {
   uint64_t tensor;  // its place in the record
@@ -374,15 +390,6 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
-}  // namespace pytriton
-
-using pytriton::CallHook;
-using pytriton::connected;
-using pytriton::hooks;
-using pytriton::Instance;
-using pytriton::MakeError;
-using pytriton::NewNumber;
-using pytriton::WithGil;
 
 #define PYTRITON_RETURN_IF_ERROR(call)                    \
   do {                                                    \
@@ -392,26 +399,18 @@ using pytriton::WithGil;
 
 // ---- for the process ---------------------------------------------------------------------------------------------
 
-// Finds Triton's functions in the library behind `triton`, a handle of dlopen. Returns the name of one that is missing.
+// Finds Triton's functions, once, in the library behind `triton`, a handle of dlopen. Returns the name of one that is
+// missing.
 PYTRITON_EXPORT const char* pytriton_inprocess_connect(void* triton) {
-#define PYTRITON_FIND(name)                        \
-  pytriton::triton_table.TRITON##name##_ =         \
-      reinterpret_cast<decltype(pytriton::triton_table.TRITON##name##_)>(dlsym(triton, "TRITON" #name));
-#define PYTRITON_FIND_OR_FAIL(name) \
-  PYTRITON_FIND(name)               \
-  if (pytriton::triton_table.TRITON##name##_ == nullptr) return "TRITON" #name;
-  PYTRITON_TRITON_FUNCTIONS(PYTRITON_FIND_OR_FAIL)
-  PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_FIND)
-  // It brings the CUDA runtime whose memory and streams its backends use; other libraries may bring others.
-  pytriton::PreferCudaRuntimeOf(triton);
-  return nullptr;
+  static const char* const missing = FindFunctions(triton);
+  return missing;
 }
 
 // Waits for the default stream of a device. Returns what is wrong, which lives until the next call of the thread; null
 // where nothing is.
 PYTRITON_EXPORT const char* pytriton_inprocess_wait_for_device(int device) {
   static thread_local std::string error;
-  error = pytriton::WaitForDefaultStream(device);
+  error = WaitForDefaultStream(device);
   return error.empty() ? nullptr : error.c_str();
 }
 
@@ -425,7 +424,7 @@ PYTRITON_EXPORT PyObject* pytriton_inprocess_open(PyObject* process) {
     if (*place == nullptr) return nullptr;
     Py_IncRef(*place);
   }
-  PyObject* made = pytriton::NewFunctions(std::begin(pytriton::functions), std::end(pytriton::functions));
+  PyObject* made = NewFunctions(std::begin(functions), std::end(functions));
   if (made != nullptr) connected = true;
   return made;
 }
@@ -436,20 +435,20 @@ PYTRITON_EXPORT PyObject* pytriton_inprocess_open(PyObject* process) {
 // have it.
 PYTRITON_EXPORT void pytriton_inprocess_close() {
   connected = false;
-  const std::lock_guard<std::mutex> lock(pytriton::executing_mutex);
-  if (pytriton::executing.empty()) return;
+  const std::lock_guard<std::mutex> lock(executing_mutex);
+  if (executing.empty()) return;
   struct sigaction action {};
-  action.sa_handler = pytriton::ParkThread;
+  action.sa_handler = ParkThread;
   sigfillset(&action.sa_mask);
   const int signal = SIGRTMAX - 1;
   if (sigaction(signal, &action, nullptr) != 0) return;
-  for (const pthread_t thread : pytriton::executing) pthread_kill(thread, signal);
+  for (const pthread_t thread : executing) pthread_kill(thread, signal);
 }
 
 // ---- for Triton --------------------------------------------------------------------------------------------------
 
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
-  // Without a table there is no way to say what is wrong; a model without a state has no instances.
+  // Without the functions of Triton there is no way to say what is wrong; a model without a state has no instances.
   if (!connected) return nullptr;
   uint64_t version = 0;
   TRITONBACKEND_ArtifactType artifact;
@@ -458,7 +457,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelRepository(model, &artifact, &folder));
   const WithGil gil;
   const uint64_t key = CallHook(hooks.load_model, PyUnicode_DecodeFSDefault(folder), NewNumber(version));
-  if (key == 0) return pytriton::Refused("loading the model");
+  if (key == 0) return Refused("loading the model");
   return TRITONBACKEND_ModelSetState(model, reinterpret_cast<void*>(key));
 }
 
@@ -468,7 +467,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Mo
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &key));
   if (key == nullptr) return nullptr;
   const WithGil gil;
-  pytriton::caches.erase(key);
+  caches.erase(key);
   CallHook(hooks.unload_model, NewNumber(key));
   return nullptr;
 }
@@ -481,13 +480,13 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &key));
   auto made = std::make_unique<Instance>();
   std::string configuration;
-  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &configuration));
+  PYTRITON_RETURN_IF_ERROR(ConfigurationOf(model, &configuration));
   made->state->ranks.Read(configuration);
   const WithGil gil;
   made->token = CallHook(hooks.load_instance, NewNumber(key), NewNumber(made.get()));
-  if (made->token == 0) return pytriton::Refused("making an instance of the model");
+  if (made->token == 0) return Refused("making an instance of the model");
   if (made->cache_bytes != 0) {
-    PYTRITON_RETURN_IF_ERROR(pytriton::CacheOf(model, key, made->cache_bytes, &made->state->cache));
+    PYTRITON_RETURN_IF_ERROR(CacheOf(model, key, made->cache_bytes, &made->state->cache));
   }
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
   made.release();
@@ -511,16 +510,18 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t request_count) {
   // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
   if (!connected) {
-    return pytriton::triton_table.TRITONSERVER_ErrorNew_ == nullptr ? nullptr : pytriton::Refused("executing a batch");
+    return TRITONSERVER_ErrorNew == nullptr ? nullptr : Refused("executing a batch");
   }
   void* state = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
-  if (state == nullptr) return pytriton::Refused("executing a batch");
+  if (state == nullptr) return Refused("executing a batch");
   try {
-    pytriton::Execute(static_cast<Instance*>(state), instance, requests, request_count);
+    Execute(static_cast<Instance*>(state), instance, requests, request_count);
   } catch (const std::exception& exception) {
     // The batch has answered its requests when it was destroyed on the way here.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());
   }
   return nullptr;
 }
+
+}  // namespace pytriton

@@ -52,15 +52,11 @@ void OnEvent(uint64_t number, uint32_t events) {
 
 // ---- inputs ------------------------------------------------------------------------------------------------------
 
-int TypeOf(const PyObject* dtype) {
+TRITONSERVER_DataType TypeOf(const PyObject* dtype) {
   // The dtypes of the bits of BF16 and BYTES stand for numbers, which come earlier.
   PyObject* const* begin = environment.dtypes;
   PyObject* const* found = std::find(begin, begin + kTypeCount, dtype);
-  return found == begin + kTypeCount ? TRITONSERVER_TYPE_INVALID : static_cast<int>(found - begin);
-}
-
-size_t ElementSize(int type) {
-  return kElementSizes[type];
+  return found == begin + kTypeCount ? TRITONSERVER_TYPE_INVALID : static_cast<TRITONSERVER_DataType>(found - begin);
 }
 
 // Describes an array, without a copy; false where it has to be converted.
@@ -74,7 +70,7 @@ bool DescribeArray(const PyObject* value, InputTensor* input) {
   input->dims = array->dims;
   input->dims_count = static_cast<uint64_t>(array->nd);
   input->data = array->data;
-  input->size = ElementSize(input->type);
+  input->size = kElementSizes[input->type];
   for (int i = 0; i < array->nd; ++i) input->size *= static_cast<size_t>(array->dims[i]);
   input->memory_type = TRITONSERVER_MEMORY_CPU;
   input->device = 0;
@@ -90,10 +86,10 @@ bool ReadDescription(PyObject* value, std::vector<int64_t>* dims, InputTensor* i
   for (Py_ssize_t i = 0; i < count; ++i) (*dims)[static_cast<size_t>(i)] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
   input->dims = dims->data();
   input->dims_count = dims->size();
-  input->type = static_cast<int>(PyLong_AsLongLong(PyTuple_GetItem(value, 0)));
+  input->type = static_cast<TRITONSERVER_DataType>(PyLong_AsLongLong(PyTuple_GetItem(value, 0)));
   input->data = AddressOf<void>(PyTuple_GetItem(value, 2));
   input->size = PyLong_AsUnsignedLongLong(PyTuple_GetItem(value, 3));
-  input->memory_type = static_cast<int>(PyLong_AsLongLong(PyTuple_GetItem(value, 4)));
+  input->memory_type = static_cast<TRITONSERVER_MemoryType>(PyLong_AsLongLong(PyTuple_GetItem(value, 4)));
   input->device = PyLong_AsLongLong(PyTuple_GetItem(value, 5));
   return PyErr_Occurred() == nullptr;
 }
@@ -331,12 +327,6 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
-}  // namespace pytriton
-
-using namespace pytriton;
-
-// Finds Triton's functions in the library behind `library`, a handle of dlopen. Returns the name of one that is missing.
-PYTRITON_EXPORT const char* pytriton_inprocess_find_requests(void* library) { return FindServerFunctions(library); }
 
 // Gives Python its functions, in a dictionary. `dtypes` has those of arrays by Triton's numbers.
 PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
@@ -361,3 +351,5 @@ PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
 
 // The interpreter is about to end: from now on nothing of Python is called.
 PYTRITON_EXPORT void pytriton_inprocess_close_requests() { SetEventCallback(nullptr); }
+
+}  // namespace pytriton

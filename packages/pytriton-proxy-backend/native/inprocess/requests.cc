@@ -1,13 +1,10 @@
 #include "requests.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <new>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
 namespace pytriton {
@@ -18,51 +15,11 @@ using Request = TRITONSERVER_InferenceRequest;
 using Response = TRITONSERVER_InferenceResponse;
 using Allocator = TRITONSERVER_ResponseAllocator;
 
-using AllocFn = Error* (*)(Allocator*, const char*, size_t, int, int64_t, void*, void**, void**, int*, int64_t*);
-using FreeFn = Error* (*)(Allocator*, void*, void*, size_t, int, int64_t);
-using ReleaseFn = void (*)(Request*, uint32_t, void*);
-using CompleteFn = void (*)(Response*, uint32_t, void*);
-
-// The functions of Triton that requests need, as those for backends are in `triton_table`.
-#define PYTRITON_SERVER_FUNCTIONS(ENTRY)                                                                            \
-  ENTRY(ErrorCode, int(Error*))                                                                                     \
-  ENTRY(ErrorDelete, void(Error*))                                                                                  \
-  ENTRY(ErrorMessage, const char*(Error*))                                                                          \
-  ENTRY(ErrorNew, Error*(int, const char*))                                                                         \
-  ENTRY(InferenceRequestAddInput, Error*(Request*, const char*, int, const int64_t*, uint64_t))                     \
-  ENTRY(InferenceRequestAppendInputData, Error*(Request*, const char*, const void*, size_t, int, int64_t))          \
-  ENTRY(InferenceRequestCancel, Error*(Request*))                                                                   \
-  ENTRY(InferenceRequestDelete, Error*(Request*))                                                                   \
-  ENTRY(InferenceRequestNew, Error*(Request**, TRITONSERVER_Server*, const char*, int64_t))                         \
-  ENTRY(InferenceRequestSetReleaseCallback, Error*(Request*, ReleaseFn, void*))                                     \
-  ENTRY(InferenceRequestSetResponseCallback, Error*(Request*, Allocator*, void*, CompleteFn, void*))                \
-  ENTRY(InferenceResponseDelete, Error*(Response*))                                                                 \
-  ENTRY(InferenceResponseError, Error*(Response*))                                                                  \
-  ENTRY(InferenceResponseModel, Error*(Response*, const char**, int64_t*))                                          \
-  ENTRY(InferenceResponseOutput, Error*(Response*, uint32_t, const char**, int*, const int64_t**, uint64_t*,        \
-                                        const void**, size_t*, int*, int64_t*, void**))                             \
-  ENTRY(InferenceResponseOutputClassificationLabel, Error*(Response*, uint32_t, size_t, const char**))              \
-  ENTRY(InferenceResponseOutputCount, Error*(Response*, uint32_t*))                                                 \
-  ENTRY(InferenceResponseParameter, Error*(Response*, uint32_t, const char**, int*, const void**))                  \
-  ENTRY(InferenceResponseParameterCount, Error*(Response*, uint32_t*))                                              \
-  ENTRY(ResponseAllocatorNew, Error*(Allocator**, AllocFn, FreeFn, void*))                                          \
-  ENTRY(ServerInferAsync, Error*(TRITONSERVER_Server*, Request*, TRITONSERVER_InferenceTrace*))
-
-struct Functions {
-#define PYTRITON_DECLARE(name, ...) std::add_pointer_t<__VA_ARGS__> name;
-  PYTRITON_SERVER_FUNCTIONS(PYTRITON_DECLARE)
-#undef PYTRITON_DECLARE
-} triton;
-
 std::atomic<EventCallback> event_callback{nullptr};
 
 void Notify(uint64_t number, uint32_t events) {
   const auto callback = event_callback.load();
   if (callback != nullptr && events != 0) callback(number, events);
-}
-
-void Discard(Error* error) {
-  if (error != nullptr) triton.ErrorDelete(error);
 }
 
 // ---- memory of outputs -------------------------------------------------------------------------------------------
@@ -83,22 +40,22 @@ OutputHeader* NewOutput(size_t size) {
 void* ElementsOf(OutputHeader* header) { return reinterpret_cast<uint8_t*>(header) + kOutputOffset; }
 
 Error* Allocate(
-    Allocator*, const char*, size_t size, int, int64_t, void*, void** elements, void** userp, int* type,
-    int64_t* device) {
+    Allocator*, const char*, size_t size, TRITONSERVER_MemoryType, int64_t, void*, void** elements, void** userp,
+    TRITONSERVER_MemoryType* type, int64_t* device) {
   *type = TRITONSERVER_MEMORY_CPU;
   *device = 0;
   if (size == 0) return nullptr;
   OutputHeader* header = NewOutput(size);
   if (header == nullptr) {
     const std::string text = "no memory for an output of " + std::to_string(size) + " bytes";
-    return triton.ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, text.c_str());
+    return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, text.c_str());
   }
   *elements = ElementsOf(header);
   *userp = header;
   return nullptr;
 }
 
-Error* Free(Allocator*, void*, void* userp, size_t, int, int64_t) {
+Error* Free(Allocator*, void*, void* userp, size_t, TRITONSERVER_MemoryType, int64_t) {
   auto* header = static_cast<OutputHeader*>(userp);
   if (header != nullptr && !header->taken) free(header);
   return nullptr;
@@ -110,12 +67,12 @@ Allocator* host_allocator = nullptr;
 
 Error* ReadParameters(Response* response, ReceivedResponse* received) {
   uint32_t count = 0;
-  Error* error = triton.InferenceResponseParameterCount(response, &count);
+  Error* error = TRITONSERVER_InferenceResponseParameterCount(response, &count);
   for (uint32_t i = 0; error == nullptr && i < count; ++i) {
     const char* key = nullptr;
     const void* value = nullptr;
     ReceivedParameter parameter;
-    error = triton.InferenceResponseParameter(response, i, &key, &parameter.type, &value);
+    error = TRITONSERVER_InferenceResponseParameter(response, i, &key, &parameter.type, &value);
     if (error != nullptr) break;
     parameter.key = key;
     switch (parameter.type) {
@@ -170,9 +127,9 @@ std::string FindLabel(
   const auto count = static_cast<size_t>(dims[dims_count - 1]);
   const auto label_of = [&](size_t chosen) -> std::string {
     const char* label = nullptr;
-    Error* error = triton.InferenceResponseOutputClassificationLabel(response, index, chosen, &label);
-    if (error != nullptr) triton.ErrorDelete(error);
-    return error != nullptr || label == nullptr ? "" : label;
+    const bool is_found =
+        Succeeded(TRITONSERVER_InferenceResponseOutputClassificationLabel(response, index, chosen, &label));
+    return is_found && label != nullptr ? label : "";
   };
   // Whoever has labels has one for the first class.
   if (count == 0 || label_of(0).empty()) return "";
@@ -181,26 +138,26 @@ std::string FindLabel(
 
 Error* ReadOutputs(Response* response, ReceivedResponse* received) {
   uint32_t count = 0;
-  Error* error = triton.InferenceResponseOutputCount(response, &count);
+  Error* error = TRITONSERVER_InferenceResponseOutputCount(response, &count);
   received->outputs.reserve(count);
   for (uint32_t i = 0; error == nullptr && i < count; ++i) {
     const char* name = nullptr;
-    int type = 0;
+    TRITONSERVER_DataType type = TRITONSERVER_TYPE_INVALID;
     const int64_t* dims = nullptr;
     uint64_t dims_count = 0;
     const void* base = nullptr;
     size_t size = 0;
-    int memory_type = 0;
+    TRITONSERVER_MemoryType memory_type = TRITONSERVER_MEMORY_CPU;
     int64_t device = 0;
     void* userp = nullptr;
-    error = triton.InferenceResponseOutput(
+    error = TRITONSERVER_InferenceResponseOutput(
         response, i, &name, &type, &dims, &dims_count, &base, &size, &memory_type, &device, &userp);
     if (error != nullptr) break;
     const bool on_device = memory_type == TRITONSERVER_MEMORY_GPU;
     // A backend may have taken memory of any size for it; arrays go by the shape. Strings are looked at where they are read.
     std::string text;
     if (!FitsShape(static_cast<uint32_t>(type), dims, dims_count, nullptr, size, &text)) {
-      return triton.ErrorNew(
+      return TRITONSERVER_ErrorNew(
           TRITONSERVER_ERROR_INTERNAL, (std::string("output '") + name + "' of the response is " + text).c_str());
     }
     if (received->label.empty() && size != 0 && !on_device) {
@@ -215,7 +172,7 @@ Error* ReadOutputs(Response* response, ReceivedResponse* received) {
       output.memory.reset(header);
     } else if (!on_device) {
       OutputHeader* copy = NewOutput(size);
-      if (copy == nullptr) return triton.ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for an output");
+      if (copy == nullptr) return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for an output");
       output.memory.reset(copy);
       output.data = ElementsOf(copy);
       std::memcpy(output.data, base, size);
@@ -232,10 +189,10 @@ std::unique_ptr<ReceivedResponse> Read(Response* response, bool final) {
   received->final = final;
   if (response == nullptr) return received;
   const char* name = nullptr;
-  Error* error = triton.InferenceResponseModel(response, &name, &received->version);
+  Error* error = TRITONSERVER_InferenceResponseModel(response, &name, &received->version);
   if (name != nullptr) received->model = name;
   if (error == nullptr) error = ReadParameters(response, received.get());
-  Error* failure = error == nullptr ? triton.InferenceResponseError(response) : nullptr;
+  Error* failure = error == nullptr ? TRITONSERVER_InferenceResponseError(response) : nullptr;
   if (error == nullptr && failure == nullptr) error = ReadOutputs(response, received.get());
   if (error != nullptr) {
     // Parts that were read before an error of the reading itself are not to be relied on.
@@ -246,15 +203,15 @@ std::unique_ptr<ReceivedResponse> Read(Response* response, bool final) {
   }
   if (failure != nullptr) {
     received->failed = true;
-    received->error_code = triton.ErrorCode(failure);
-    received->error = triton.ErrorMessage(failure);
-    Discard(failure);
+    received->error_code = TRITONSERVER_ErrorCode(failure);
+    received->error = TRITONSERVER_ErrorMessage(failure);
+    TRITONSERVER_ErrorDelete(failure);
   }
-  Discard(triton.InferenceResponseDelete(response));
+  Succeeded(TRITONSERVER_InferenceResponseDelete(response));
   return received;
 }
 
-void Delete(Request* request) { Discard(triton.InferenceRequestDelete(request)); }
+void Delete(Request* request) { Succeeded(TRITONSERVER_InferenceRequestDelete(request)); }
 
 // ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -293,11 +250,11 @@ uint8_t* PendingRequest::Reserve(size_t length) {
 Error* PendingRequest::Create(
     TRITONSERVER_Server* server, const char* model, int64_t version, const std::vector<InputTensor>& inputs) {
   Request* request = nullptr;
-  Error* error = triton.InferenceRequestNew(&request, server, model, version);
+  Error* error = TRITONSERVER_InferenceRequestNew(&request, server, model, version);
   for (auto input = inputs.begin(); error == nullptr && input != inputs.end(); ++input) {
-    error = triton.InferenceRequestAddInput(request, input->name, input->type, input->dims, input->dims_count);
+    error = TRITONSERVER_InferenceRequestAddInput(request, input->name, input->type, input->dims, input->dims_count);
     if (error != nullptr) break;
-    error = triton.InferenceRequestAppendInputData(
+    error = TRITONSERVER_InferenceRequestAppendInputData(
         request, input->name, input->data, input->size, input->memory_type, input->device);
   }
   if (error != nullptr && request != nullptr) {
@@ -333,14 +290,14 @@ Error* PendingRequest::Submit(
   }
   // What an allocator of Python's gets is what Python is told of a request.
   void* userp = allocator == nullptr ? nullptr : reinterpret_cast<void*>(number_);
-  Error* error = triton.InferenceRequestSetReleaseCallback(request_, OnRelease, this);
+  Error* error = TRITONSERVER_InferenceRequestSetReleaseCallback(request_, OnRelease, this);
   if (error == nullptr) {
-    error = triton.InferenceRequestSetResponseCallback(
+    error = TRITONSERVER_InferenceRequestSetResponseCallback(
         request_, allocator == nullptr ? host_allocator : allocator, userp, OnResponse, this);
   }
   if (error == nullptr) {
     owners_.fetch_add(1, std::memory_order_relaxed);
-    error = triton.ServerInferAsync(server, request_, trace);
+    error = TRITONSERVER_ServerInferAsync(server, request_, trace);
     if (error != nullptr) owners_.fetch_sub(1, std::memory_order_relaxed);
   }
   if (error != nullptr) {
@@ -349,7 +306,7 @@ Error* PendingRequest::Submit(
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   submitted_ = true;
-  if (cancelled_ && request_ != nullptr) Discard(triton.InferenceRequestCancel(request_));
+  if (cancelled_ && request_ != nullptr) Succeeded(TRITONSERVER_InferenceRequestCancel(request_));
   return nullptr;
 }
 
@@ -455,7 +412,7 @@ bool PendingRequest::Cancel() {
       response->final = response->cancelled = true;
       told = Enqueue(std::move(response)) && (events_ & kResponded) != 0;
       cancelled_ = true;
-      if (request_ != nullptr && submitted_) Discard(triton.InferenceRequestCancel(request_));
+      if (request_ != nullptr && submitted_) Succeeded(TRITONSERVER_InferenceRequestCancel(request_));
     }
     ended = ended_;
     tell_completed_ = true;
@@ -467,17 +424,8 @@ bool PendingRequest::Cancel() {
 
 // ---- for the process ---------------------------------------------------------------------------------------------
 
-const char* FindServerFunctions(void* library) {
-#define PYTRITON_FIND(name, ...)                                                                \
-  triton.name = reinterpret_cast<decltype(triton.name)>(dlsym(library, "TRITONSERVER_" #name)); \
-  if (triton.name == nullptr) return "TRITONSERVER_" #name;
-  PYTRITON_SERVER_FUNCTIONS(PYTRITON_FIND)
-#undef PYTRITON_FIND
-  if (host_allocator == nullptr) {
-    Error* error = triton.ResponseAllocatorNew(&host_allocator, Allocate, Free, nullptr);
-    if (error != nullptr) return "TRITONSERVER_ResponseAllocatorNew";
-  }
-  return nullptr;
+TRITONSERVER_Error* MakeHostAllocator() {
+  return host_allocator == nullptr ? TRITONSERVER_ResponseAllocatorNew(&host_allocator, Allocate, Free, nullptr) : nullptr;
 }
 
 void SetEventCallback(EventCallback callback) { event_callback = callback; }

@@ -16,10 +16,6 @@
 #include "../proxy/triton_util.h"
 #include "instance_fields.h"
 
-struct TRITONSERVER_InferenceResponse;
-struct TRITONSERVER_ResponseAllocator;
-struct TRITONSERVER_Server;
-
 namespace pytriton {
 
 // Gets the events that a request was submitted with, and its completion where `Take` did not tell.
@@ -32,18 +28,18 @@ using Memory = std::unique_ptr<void, FreeMemory>;
 
 struct InputTensor {
   const char* name;
-  int type;
+  TRITONSERVER_DataType type;
   const int64_t* dims;
   uint64_t dims_count;
   const void* data;
   size_t size;
-  int memory_type;
+  TRITONSERVER_MemoryType memory_type;
   int64_t device;
 };
 
 struct OutputTensor {
   std::string name;
-  int type;
+  TRITONSERVER_DataType type;
   std::vector<int64_t> dims;
   size_t size;
   Memory memory;       // what begins with the elements; null for an empty output, and where they are not in host memory
@@ -55,7 +51,7 @@ constexpr size_t kOutputOffset = 64;
 
 struct ReceivedParameter {
   std::string key;
-  int type;
+  TRITONSERVER_ParameterType type;
   std::string text;
   int64_t number = 0;
   double real = 0;
@@ -142,8 +138,8 @@ class PendingRequest {
   bool tell_completed_ = false;
 };
 
-// Finds Triton's functions in the library behind `library`, a handle of dlopen. Returns the name of one that is missing.
-const char* FindServerFunctions(void* library);
+// Makes the allocator of outputs in host memory, once.
+TRITONSERVER_Error* MakeHostAllocator();
 
 // Sets what is told of requests; null for nobody, from when it returns on but for calls that are in progress.
 void SetEventCallback(EventCallback callback);

@@ -256,6 +256,8 @@ TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetResponseCallback(
 
 TRITONSERVER_Error* TRITONSERVER_InferenceResponseError(TRITONSERVER_InferenceResponse* response);
 TRITONSERVER_Error* TRITONSERVER_InferenceResponseDelete(TRITONSERVER_InferenceResponse* response);
+TRITONSERVER_Error* TRITONSERVER_InferenceResponseModel(
+    TRITONSERVER_InferenceResponse* response, const char** model, int64_t* version);
 TRITONSERVER_Error* TRITONSERVER_InferenceResponseParameterCount(
     TRITONSERVER_InferenceResponse* response, uint32_t* count);
 TRITONSERVER_Error* TRITONSERVER_InferenceResponseParameter(
@@ -267,6 +269,8 @@ TRITONSERVER_Error* TRITONSERVER_InferenceResponseOutput(
     TRITONSERVER_InferenceResponse* response, const uint32_t index, const char** name, TRITONSERVER_DataType* datatype,
     const int64_t** shape, uint64_t* dim_count, const void** base, size_t* byte_size,
     TRITONSERVER_MemoryType* memory_type, int64_t* memory_type_id, void** userp);
+TRITONSERVER_Error* TRITONSERVER_InferenceResponseOutputClassificationLabel(
+    TRITONSERVER_InferenceResponse* response, const uint32_t index, const size_t class_index, const char** label);
 
 // Newer than the oldest server that this library runs in, or left out of some builds: weak, and looked for before the call.
 __attribute__((weak)) TRITONSERVER_Error* TRITONSERVER_InferenceTraceSpawnChildTrace(

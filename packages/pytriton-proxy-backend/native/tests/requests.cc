@@ -1,7 +1,5 @@
 // Requests of the process against a double of Triton that counts what it gives away, and fails wherever Triton may: each of
 // its functions in turn. Nothing may be left, and each request ends.
-#include <dlfcn.h>
-
 #include <cstring>
 #include <algorithm>
 #include <map>
@@ -204,11 +202,14 @@ using namespace pytriton;
 
 namespace {
 
+constexpr auto kUint8 = static_cast<TRITONSERVER_DataType>(2);
+constexpr auto kFp32 = static_cast<TRITONSERVER_DataType>(11);
+
 // One request from its beginning to its end; gives its error, "none" where there is none.
 std::string Infer() {
   const int64_t dims[] = {3};
   const float values[] = {1, 2, 3};
-  const InputTensor input{"x", 11, dims, 1, values, sizeof(values), TRITONSERVER_MEMORY_CPU, 0};
+  const InputTensor input{"x", kFp32, dims, 1, values, sizeof(values), TRITONSERVER_MEMORY_CPU, 0};
   auto* request = new PendingRequest(1);
   TRITONSERVER_Error* error = request->Create(nullptr, "model", -1, {input, input});
   if (error == nullptr) error = request->Submit(nullptr, nullptr, nullptr, 0);
@@ -238,13 +239,10 @@ std::string Infer() {
   return told;
 }
 
-constexpr auto kUint8 = static_cast<TRITONSERVER_DataType>(2);
-constexpr auto kFp32 = static_cast<TRITONSERVER_DataType>(11);
-
 }  // namespace
 
 int main() {
-  CHECK(FindServerFunctions(dlopen(nullptr, RTLD_NOW)) == nullptr);
+  CHECK(MakeHostAllocator() == nullptr);
   std::map<std::string, int> failures;
   for (const bool released_first : {false, true}) {
     for (const int count : {0, 1, 3}) {

@@ -106,7 +106,7 @@ class Backend:
         self._loads: dict[int, _Load] = {}
         self._runners: dict[int, InstanceRunner] = {}
         library = NativeLibrary()
-        library.connect("connect")
+        library.connect()
         # In the order of the library's arguments; the library keeps them as long as the process lives.
         hooks = (
             self._guarded(self._load_model),

@@ -81,10 +81,10 @@ class NativeLibrary:
         functions: dict[str, Any] = self.function(name, ctypes.py_object, *objects, keep_gil=True)(*arguments)
         return functions
 
-    def connect(self, name: str) -> None:
-        """Call a function that looks up Triton's functions; raise an error if Triton lacks one."""
+    def connect(self) -> None:
+        """Have the library look up Triton's functions; raise an error if Triton lacks one."""
         triton = load_library()
-        missing = self.function(name, ctypes.c_char_p, ctypes.c_void_p)(triton.handle._handle)
+        missing = self.function("connect", ctypes.c_char_p, ctypes.c_void_p)(triton.handle._handle)
         if missing:
             raise UnsupportedError(
                 f"Expected a Triton of release 2.51 or later in {triton.path}, which is "

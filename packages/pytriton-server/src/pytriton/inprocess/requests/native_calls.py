@@ -73,7 +73,7 @@ class NativeCalls:
         # gets the request, and removed when it releases it.
         self.input_owners: dict[int, object] = {}
         library = NativeLibrary()
-        library.connect("find_requests")
+        library.connect()
         dtypes = {int(number): dtype for number, dtype in NUMPY_TYPES.items()}
         # The library keeps its arguments as long as the process lives, because it may use them until then.
         functions = library.open("open_requests", dtypes, api.check, self._on_events)
