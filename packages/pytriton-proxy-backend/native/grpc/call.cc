@@ -472,14 +472,18 @@ void Call::Forward(const Chunk& message, const std::shared_ptr<Slot>& slot) {
 
 // --- what is sent ----------------------------------------------------------------------------------------------------
 
-void Call::SendHeaders() {
-  if (std::exchange(sent_headers_, true)) return;
-  const Fields fields = {{":status", "200"},
-                         {"content-type", std::string(kContentType)},
-                         {"grpc-accept-encoding", std::string(kEncodings)}};
+void Call::Submit(const Fields& fields, bool has_body) {
+  sent_headers_ = true;
   const auto values = ClientConnection::NameValues(fields);
   const auto provider = ClientConnection::Provider();
-  connection_->api_->submit_response(connection_->session_, stream_, values.data(), values.size(), &provider);
+  connection_->api_->submit_response(connection_->session_, stream_, values.data(), values.size(),
+                                     has_body ? &provider : nullptr);
+}
+
+void Call::SendHeaders() {
+  if (sent_headers_) return;
+  Submit({{":status", "200"}, {"content-type", std::string(kContentType)}, {"grpc-accept-encoding", std::string(kEncodings)}},
+         true);
 }
 
 void Call::SendMessage(Message message) {
@@ -557,26 +561,19 @@ void Call::End(Fields trailers) {
     Resume();
     return;
   }
-  sent_headers_ = true;
   Fields fields = {{":status", "200"}, {"content-type", std::string(kContentType)}};
   fields.insert(fields.end(), trailers.begin(), trailers.end());
-  const auto values = ClientConnection::NameValues(fields);
-  connection_->api_->submit_response(connection_->session_, stream_, values.data(), values.size(), nullptr);
+  Submit(fields, false);
 }
 
 void Call::FinishWithHttp(const char* status) {
-  is_ended_ = sent_headers_ = true;
-  const Fields fields = {{":status", status}};
-  const auto values = ClientConnection::NameValues(fields);
-  connection_->api_->submit_response(connection_->session_, stream_, values.data(), values.size(), nullptr);
+  is_ended_ = true;
+  Submit({{":status", status}}, false);
 }
 
 void Call::OnForwardedHeaders(Fields fields) {
   const auto lock = connection_->Lock();
-  if (is_ended_ || is_gone_ || std::exchange(sent_headers_, true)) return;
-  const auto values = ClientConnection::NameValues(fields);
-  const auto provider = ClientConnection::Provider();
-  connection_->api_->submit_response(connection_->session_, stream_, values.data(), values.size(), &provider);
+  if (!is_ended_ && !is_gone_ && !sent_headers_) Submit(fields, true);
 }
 
 void Call::OnForwardedData(std::string_view data) {
@@ -645,7 +642,7 @@ void ClientConnection::OnSilence() {
   auto lock = Lock();
   const auto silent = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - heard());
   if (silent < limits.keepalive_time) return ListenFor(limits.keepalive_time - silent);
-  if (calls_.empty() && !limits.keepalive_without_calls) return ListenFor(limits.keepalive_time);
+  if (streams_.empty() && !limits.keepalive_without_calls) return ListenFor(limits.keepalive_time);
   asked_ = Clock::now();
   api_->submit_ping(session_, 0, nullptr);
   Flush(&lock);
@@ -681,45 +678,11 @@ void ClientConnection::SayGoodbyeAfter(int32_t last_stream) {
   api_->submit_goaway(session_, 0, last_stream, nghttp2::kNoError, nullptr, 0);
 }
 
-std::shared_ptr<Call> ClientConnection::Find(int32_t stream) {
-  const auto found = calls_.find(stream);
-  return found == calls_.end() ? nullptr : found->second;
-}
-
 void ClientConnection::OnHeadersBegin(int32_t stream) {
   if (service_->has_left()) return SayGoodbyeAfter(stream - 2);
   if (!service_->accepts()) SayGoodbyeAfter(stream);
-  auto& call = calls_[stream];
+  auto& call = streams_[stream];
   if (call == nullptr) call = std::make_shared<Call>(service_, self(), stream);
-}
-
-void ClientConnection::OnField(int32_t stream, std::string_view name, std::string_view value) {
-  if (const auto call = Find(stream)) call->OnField(name, value);
-}
-
-void ClientConnection::OnHeadersEnd(int32_t stream, bool is_end) {
-  if (const auto call = Find(stream)) call->OnHeadersEnd(is_end);
-}
-
-void ClientConnection::OnData(int32_t stream, const char* data, size_t size) {
-  if (const auto call = Find(stream)) call->OnData(data, size);
-}
-
-void ClientConnection::OnEndOfStream(int32_t stream) {
-  if (const auto call = Find(stream)) call->OnEndOfStream();
-}
-
-void ClientConnection::OnStreamClosed(int32_t stream) {
-  const auto found = calls_.find(stream);
-  if (found == calls_.end()) return;
-  const auto call = std::move(found->second);
-  calls_.erase(found);
-  call->OnClosed();
-}
-
-Body* ClientConnection::FindBody(int32_t stream) {
-  const auto found = calls_.find(stream);
-  return found == calls_.end() ? nullptr : &found->second->body();
 }
 
 void ClientConnection::AfterRead() {
@@ -741,8 +704,8 @@ void ClientConnection::OnClosed() {
   }
   {
     const auto lock = Lock();
-    for (const auto& [stream, call] : calls_) call->OnClosed();
-    calls_.clear();
+    for (const auto& [stream, call] : streams_) call->OnClosed();
+    streams_.clear();
   }
   AfterRead();
 }

@@ -97,20 +97,19 @@ class Slot : public Responses, public std::enable_shared_from_this<Slot> {
 };
 
 // One stream of HTTP/2. All of it is for who has the lock of the connection, but what says otherwise.
-class Call : public std::enable_shared_from_this<Call> {
+class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
  public:
   Call(Service* service, std::shared_ptr<ClientConnection> connection, int32_t stream);
-  ~Call();
+  ~Call() override;
 
-  void OnField(std::string_view name, std::string_view value);
-  void OnHeadersEnd(bool is_end);
-  void OnData(const char* data, size_t size);
-  void OnEndOfStream();
+  void OnField(std::string_view name, std::string_view value) override;
+  void OnHeadersEnd(bool is_end) override;
+  void OnData(const char* data, size_t size) override;
+  void OnEndOfStream() override;
   // The stream is gone: whatever runs is cancelled.
-  void OnClosed();
+  void OnClosed() override;
   void OnDeadline();
 
-  Body& body() { return body_; }
   // Without the lock: does what has to be done there, such as to hand requests to Triton.
   void RunDeferred();
 
@@ -137,6 +136,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void MarkWhole();
   std::string_view WholeModel() const;
   void Forward(const Chunk& message, const std::shared_ptr<Slot>& slot);
+  void Submit(const Fields& fields, bool has_body);
   void SendHeaders();
   void SendMessage(Message message);
   void Resume();
@@ -184,8 +184,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::deque<std::shared_ptr<Slot>> ordered_;
   std::vector<std::shared_ptr<Running>> to_cancel_;
 
-  Body body_;
-  uint64_t unread_ = 0;  // bytes of it that are counted in the memory in flight
+  uint64_t unread_ = 0;  // bytes of the body that are counted in the memory in flight
   bool sent_headers_ = false;
   bool is_ended_ = false;  // everything that will be sent is in the body
   bool is_gone_ = false;   // the stream is closed
@@ -202,19 +201,12 @@ class ClientConnection : public Http2Connection {
 
  protected:
   void OnHeadersBegin(int32_t stream) override;
-  void OnField(int32_t stream, std::string_view name, std::string_view value) override;
-  void OnHeadersEnd(int32_t stream, bool is_end) override;
-  void OnData(int32_t stream, const char* data, size_t size) override;
-  void OnEndOfStream(int32_t stream) override;
-  void OnStreamClosed(int32_t stream) override;
-  Body* FindBody(int32_t stream) override;
   void AfterRead() override;
   void OnClosed() override;
 
  private:
   friend class Call;
   friend class Slot;
-  std::shared_ptr<Call> Find(int32_t stream);
   void SayGoodbyeAfter(int32_t last_stream);
   // For the thread of the loop alone.
   using OwnTimer = std::optional<Loop::Timer>;
@@ -227,7 +219,6 @@ class ClientConnection : public Http2Connection {
 
   Service* const service_;
   Memory memory_;
-  std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;
   // Calls that have something to do without the lock, in the thread of the loop.
   std::vector<std::shared_ptr<Call>> deferred_;
   bool said_goodbye_ = false;

@@ -77,41 +77,52 @@ struct Callbacks {
     return 0;
   }
 
+  // Stays as long as no other function of nghttp2's is called that receives: `OnStreamClose` alone removes a stream.
+  static Http2Stream* Find(void* user, int32_t number) {
+    const auto& streams = Of(user)->streams_;
+    const auto found = streams.find(number);
+    return found == streams.end() ? nullptr : found->second.get();
+  }
+
   static int OnHeader(nghttp2::Session*, const nghttp2::Frame* frame, const uint8_t* name, size_t name_size,
                       const uint8_t* value, size_t value_size, uint8_t, void* user) {
-    Of(user)->OnField(frame->header.stream_id, {reinterpret_cast<const char*>(name), name_size},
+    if (Http2Stream* const stream = Find(user, frame->header.stream_id)) {
+      stream->OnField({reinterpret_cast<const char*>(name), name_size},
                       {reinterpret_cast<const char*>(value), value_size});
+    }
     return 0;
   }
 
   static int OnFrame(nghttp2::Session*, const nghttp2::Frame* frame, void* user) {
     const auto& header = frame->header;
     const bool is_end = (header.flags & nghttp2::kEndStream) != 0;
+    if (header.type == nghttp2::kGoAway) Of(user)->OnGoAway();
+    Http2Stream* const stream = Find(user, header.stream_id);
+    if (stream == nullptr) return 0;
     if (header.type == nghttp2::kHeaders) {
-      Of(user)->OnHeadersEnd(header.stream_id, is_end);
+      stream->OnHeadersEnd(is_end);
     } else if (header.type == nghttp2::kData && is_end) {
-      Of(user)->OnEndOfStream(header.stream_id);
-    } else if (header.type == nghttp2::kGoAway) {
-      Of(user)->OnGoAway();
+      stream->OnEndOfStream();
     }
     return 0;
   }
 
-  static int OnDataChunk(nghttp2::Session*, uint8_t, int32_t stream, const uint8_t* data, size_t size, void* user) {
-    Of(user)->OnData(stream, reinterpret_cast<const char*>(data), size);
+  static int OnDataChunk(nghttp2::Session*, uint8_t, int32_t number, const uint8_t* data, size_t size, void* user) {
+    if (Http2Stream* const stream = Find(user, number)) stream->OnData(reinterpret_cast<const char*>(data), size);
     return 0;
   }
 
-  static int OnStreamClose(nghttp2::Session*, int32_t stream, uint32_t, void* user) {
-    Of(user)->OnStreamClosed(stream);
+  static int OnStreamClose(nghttp2::Session*, int32_t number, uint32_t, void* user) {
+    const auto closed = Of(user)->streams_.extract(number);
+    if (!closed.empty()) closed.mapped()->OnClosed();
     return 0;
   }
 
-  static ssize_t ReadBody(nghttp2::Session* session, int32_t stream, uint8_t*, size_t length, uint32_t* flags,
+  static ssize_t ReadBody(nghttp2::Session* session, int32_t number, uint8_t*, size_t length, uint32_t* flags,
                           nghttp2::DataSource*, void* user) {
-    Http2Connection* const connection = Of(user);
-    Body* const body = connection->FindBody(stream);
-    if (body == nullptr) return nghttp2::kErrorTemporaryCallback;
+    Http2Stream* const stream = Find(user, number);
+    if (stream == nullptr) return nghttp2::kErrorTemporaryCallback;
+    Body* const body = &stream->body_;
     if (body->size == 0 && !body->is_ended) return nghttp2::kErrorDeferred;
     const size_t size = std::min(length, body->size);
     *flags |= nghttp2::kDataNoCopy;
@@ -120,7 +131,7 @@ struct Callbacks {
       if (!body->trailers.empty()) {
         *flags |= nghttp2::kDataNoEndStream;
         const auto trailers = Http2Connection::NameValues(body->trailers);
-        if (connection->api_->submit_trailer(session, stream, trailers.data(), trailers.size()) != 0) {
+        if (Of(user)->api_->submit_trailer(session, number, trailers.data(), trailers.size()) != 0) {
           return nghttp2::kErrorTemporaryCallback;
         }
       }
@@ -131,8 +142,9 @@ struct Callbacks {
   static int SendBody(nghttp2::Session*, nghttp2::Frame* frame, const uint8_t* header, size_t length,
                       nghttp2::DataSource*, void* user) {
     Http2Connection* const connection = Of(user);
-    Body* const body = connection->FindBody(frame->header.stream_id);
-    if (body == nullptr || body->size < length) return nghttp2::kErrorTemporaryCallback;
+    Http2Stream* const stream = Find(user, frame->header.stream_id);
+    if (stream == nullptr || stream->body_.size < length) return nghttp2::kErrorTemporaryCallback;
+    Body* const body = &stream->body_;
     connection->AppendText(reinterpret_cast<const char*>(header), 9);
     body->size -= length;
     while (length > 0) {

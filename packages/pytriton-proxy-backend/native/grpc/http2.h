@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,21 @@ struct Body {
   std::shared_ptr<guard::StreamBacklog> backlog;
 };
 
+// What the other side sends in one stream, and what is sent to it. Called with the lock of the connection.
+class Http2Stream {
+ public:
+  virtual ~Http2Stream() = default;
+  virtual void OnField(std::string_view name, std::string_view value) = 0;
+  virtual void OnHeadersEnd(bool is_end) = 0;
+  virtual void OnData(const char* data, size_t size) = 0;
+  virtual void OnEndOfStream() {}
+  virtual void OnClosed() = 0;
+
+ protected:
+  friend struct Callbacks;
+  Body body_;
+};
+
 class Http2Connection : public Pollable, public std::enable_shared_from_this<Http2Connection> {
  public:
   // Takes the descriptor. Call `Begin` next.
@@ -72,20 +88,14 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
   // When the other side was last heard of. The caller holds the lock.
   Clock::time_point heard() const { return heard_; }
 
-  // What the other side does. Called with the lock; what has to happen without it waits for `AfterRead`.
-  virtual void OnHeadersBegin(int32_t stream) = 0;
-  virtual void OnField(int32_t stream, std::string_view name, std::string_view value) = 0;
-  virtual void OnHeadersEnd(int32_t stream, bool is_end) = 0;
-  virtual void OnData(int32_t stream, const char* data, size_t size) = 0;
-  virtual void OnEndOfStream(int32_t stream) = 0;
-  virtual void OnStreamClosed(int32_t stream) = 0;
-  virtual Body* FindBody(int32_t stream) = 0;
+  // With the lock: what has to happen without it waits for `AfterRead`.
+  virtual void OnHeadersBegin(int32_t) {}
   virtual void OnGoAway() {}
   // Without the lock, in the thread of the loop.
-  virtual void AfterRead() = 0;
+  virtual void AfterRead() {}
   virtual void OnClosed() = 0;
 
-  // The provider of a body for nghttp2, which asks for it by the number of the stream.
+  // The provider of a stream's body for nghttp2.
   static nghttp2::DataProvider Provider();
   static std::vector<nghttp2::NameValue> NameValues(const Fields& fields);
 
@@ -93,6 +103,7 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
   nghttp2::Session* session_ = nullptr;
   std::mutex mutex_;
   std::atomic<bool> is_closed_{false};
+  std::unordered_map<int32_t, std::shared_ptr<Http2Stream>> streams_;
 
  private:
   friend struct Callbacks;

@@ -58,6 +58,29 @@ size_t SizeOf(const Fields& fields) {
 
 }  // namespace
 
+class InnerStream : public Http2Stream {
+ public:
+  InnerStream(std::string* body, std::shared_ptr<Answer> answer) : answer_(std::move(answer)) {
+    body_.Add(std::move(*body));
+    body_.is_ended = true;
+  }
+  void OnField(std::string_view name, std::string_view value) override { fields_.emplace_back(name, value); }
+  void OnHeadersEnd(bool is_end) override {
+    Fields fields = std::exchange(fields_, {});
+    is_end ? trailers_.swap(fields) : answer_->OnHeaders(std::move(fields));
+  }
+  void OnData(const char* data, size_t size) override { answer_->OnData({data, size}); }
+  void OnClosed() override {
+    End(trailers_.empty() ? Failed("Triton's front end for gRPC ended the call.") : std::move(trailers_));
+  }
+  void End(Fields trailers) { answer_->OnEnd(std::move(trailers)); }
+
+ private:
+  const std::shared_ptr<Answer> answer_;
+  Fields fields_;  // of the headers, or trailers, that are coming
+  Fields trailers_;
+};
+
 class InnerConnection : public Http2Connection {
  public:
   InnerConnection(Inner* inner, Loop* loop, int fd, std::string name)
@@ -84,70 +107,29 @@ class InnerConnection : public Http2Connection {
       return false;
     }
     if (stream > kMostStream) takes_calls_ = false;
-    Stream& made = streams_[stream];
-    made.body.Add(std::move(*body));
-    made.body.is_ended = true;
-    made.answer = answer;
+    streams_[stream] = std::make_shared<InnerStream>(body, answer);
     Flush(&lock);
     return true;
   }
 
  protected:
-  void OnHeadersBegin(int32_t) override { fields_.clear(); }
-  void OnField(int32_t, std::string_view name, std::string_view value) override { fields_.emplace_back(name, value); }
-  void OnHeadersEnd(int32_t stream, bool is_end) override {
-    const auto found = streams_.find(stream);
-    if (found == streams_.end()) return;
-    if (is_end) {
-      found->second.trailers = std::move(fields_);
-    } else {
-      found->second.answer->OnHeaders(std::move(fields_));
-    }
-    fields_.clear();
-  }
-  void OnData(int32_t stream, const char* data, size_t size) override {
-    const auto found = streams_.find(stream);
-    if (found != streams_.end()) found->second.answer->OnData({data, size});
-  }
-  void OnEndOfStream(int32_t) override {}
-  void OnStreamClosed(int32_t stream) override {
-    const auto found = streams_.find(stream);
-    if (found == streams_.end()) return;
-    Stream closed = std::move(found->second);
-    streams_.erase(found);
-    if (closed.trailers.empty()) closed.trailers = Failed("Triton's front end for gRPC ended the call.");
-    closed.answer->OnEnd(std::move(closed.trailers));
-  }
-  Body* FindBody(int32_t stream) override {
-    const auto found = streams_.find(stream);
-    return found == streams_.end() ? nullptr : &found->second.body;
-  }
   void OnGoAway() override { takes_calls_ = false; }
-  void AfterRead() override {}
   void OnClosed() override {
-    std::unordered_map<int32_t, Stream> streams;
+    decltype(streams_) streams;
     {
       const auto lock = Lock();
       streams.swap(streams_);
     }
     for (auto& [number, stream] : streams) {
-      stream.answer->OnEnd(Failed("The connection to Triton's front end for gRPC ended."));
+      static_cast<InnerStream&>(*stream).End(Failed("The connection to Triton's front end for gRPC ended."));
     }
     const std::lock_guard<std::mutex> lock(inner_->mutex_);
     inner_->own_.erase(name_);
   }
 
  private:
-  struct Stream {
-    Body body;
-    Fields trailers;
-    std::shared_ptr<Answer> answer;
-  };
-
   Inner* const inner_;
   const std::string name_;
-  std::unordered_map<int32_t, Stream> streams_;
-  Fields fields_;
   std::atomic<bool> takes_calls_{true};
 };
 
