@@ -82,8 +82,7 @@ bool Connection::ClaimAhead() {
 // ---- greeting -------------------------------------------------------------------------------------------------------
 
 bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
-  Message message{};
-  message.type = static_cast<uint16_t>(type);
+  Message message = MessageOf(type);
   uint8_t body[sizeof(Greeting) + kMaxText];
   Greeting greeting{};
   std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
@@ -148,8 +147,7 @@ void Connection::ActivityLocked(std::string* error) {
   ucred peer{};
   if (!IsSameUser(&peer, error)) return;
   const Activity activity = owner_->GetActivity();
-  Message message{};
-  message.type = static_cast<uint16_t>(MessageType::kActivity);
+  Message message = MessageOf(MessageType::kActivity);
   message.batch = activity.taken;
   message.length = activity.in_flight;
   bool sent;  // if not, whoever asks asks again
@@ -223,8 +221,7 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
   }
   owner_->WorkersChanged();
   state_.store(ConnectionState::kAttached, std::memory_order_release);
-  PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
-                         " attached, protocol " + theirs);
+  PYTRITON_LOG(INFO, model_.Begin() + label_ + " attached, protocol " + theirs);
   return true;
 }
 
@@ -236,8 +233,7 @@ bool Connection::AttachAsleepLocked(const std::string& version) {
   // So it is never idle, at no cost for those that are awake. It needs no arena, either.
   max_in_flight_ = 0;
   state_.store(ConnectionState::kAttached, std::memory_order_release);
-  PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
-                         " is attached and asleep, protocol " + version);
+  PYTRITON_LOG(INFO, model_.Begin() + label_ + " is attached and asleep, protocol " + version);
   return true;
 }
 
@@ -245,8 +241,7 @@ void Connection::Wake() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!can_wake()) return;
   woken_.store(true, std::memory_order_release);
-  Message wake{};
-  wake.type = static_cast<uint16_t>(MessageType::kWake);
+  Message wake = MessageOf(MessageType::kWake);
   bool sent = false;
   std::string error;
   // It has been sent nothing but its greeting, so there is room.
@@ -531,8 +526,7 @@ bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error
 }
 
 bool Connection::AcknowledgeLocked(std::string* error) {
-  Message release{};
-  release.type = static_cast<uint16_t>(MessageType::kRelease);
+  Message release = MessageOf(MessageType::kRelease);
   release.consumed = consumed_;
   bool sent = false;
   if (!TryWriteLocked(&release, &sent, error)) return false;
@@ -551,8 +545,7 @@ bool Connection::AddSegmentLocked(uint64_t length, std::string* error) {
 }
 
 bool Connection::SendSegmentLocked(Segment* segment, std::string* error) {
-  Message message{};
-  message.type = static_cast<uint16_t>(MessageType::kSegment);
+  Message message = MessageOf(MessageType::kSegment);
   message.segment = segment->id();
   message.length = segment->size();
   const bool sent = WriteLocked(&message, nullptr, 0, segment->fd(), error);
@@ -565,8 +558,7 @@ Connection::SendResult Connection::AllocateLocked(uint64_t length, Block* block,
   if (allocated == Arena::Result::kFull && length <= inputs_.budget()) {
     // Segments that were made for smaller batches make way for a larger one.
     for (const uint32_t id : inputs_.DropUnused()) {
-      Message close{};
-      close.type = static_cast<uint16_t>(MessageType::kSegmentClose);
+      Message close = MessageOf(MessageType::kSegmentClose);
       close.segment = id;
       if (!WriteLocked(&close, nullptr, 0, -1, error)) {
         CloseLocked(*error, false);
@@ -623,8 +615,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   } while (!(*batch)->CompleteRecord(*scratch, layout, block.data));
   (*batch)->input = block;
   (*batch)->input_in_use = true;
-  Message message{};
-  message.type = static_cast<uint16_t>(MessageType::kBatch);
+  Message message = MessageOf(MessageType::kBatch);
   message.batch = (*batch)->id();
   message.consumed = acknowledged_ = consumed_;
   unacknowledged_bytes_ = 0;
@@ -668,8 +659,7 @@ bool Connection::SendCancelLocked(Batch* batch, uint32_t request, std::string* e
   if (batch->input_in_use) batch->input.data[CancelledOffset(request)] = 1;
   if ((capabilities_ & kCapCancel) == 0) return true;
   if (!error->empty()) return false;
-  Message message{};
-  message.type = static_cast<uint16_t>(MessageType::kCancel);
+  Message message = MessageOf(MessageType::kCancel);
   message.batch = batch->id();
   message.index = request;
   bool sent = false;  // if not, it is sent with a later tick
@@ -689,8 +679,7 @@ bool Connection::PollCancelledLocked(uint64_t now_ns, std::string* error) {
 void Connection::PaceLocked(Batch* batch, uint64_t now_ns, std::string* error) {
   batch->LookAtPaces(settings_.stream_backlog_bytes, owner_->wake_fd(), now_ns, [&](uint32_t request, bool pauses) {
     if ((capabilities_ & kCapPace) == 0 || !error->empty()) return false;
-    Message message{};
-    message.type = static_cast<uint16_t>(pauses ? MessageType::kPause : MessageType::kResume);
+    Message message = MessageOf(pauses ? MessageType::kPause : MessageType::kResume);
     message.batch = batch->id();
     message.index = request;
     bool sent = false;  // if not, it is sent with the next tick
@@ -706,7 +695,7 @@ bool Connection::EndStalledLocked(uint64_t now_ns, std::string* error) {
     if (!error->empty()) return false;
     if (settings_.stream_stall_timeout_ms == 0 || !batch->is_paused()) continue;
     const auto text = [this] {
-      return "model '" + model_.name + "' version " + std::to_string(model_.version) + ": the caller has taken less than " +
+      return model_.Begin() + "the caller has taken less than " +
              std::to_string(StreamPace::LeastTaken(settings_.stream_backlog_bytes)) + " bytes of the stream in " +
              std::to_string(settings_.stream_stall_timeout_ms) + " ms, while more than half of " +
              std::to_string(settings_.stream_backlog_bytes) + " waited for it, so the stream was ended. Read responses " +
@@ -730,8 +719,7 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
     batch->CancelOpen([&](uint32_t request) { return SendCancelLocked(batch, request, error); });
     batch->Fail(
         TRITONSERVER_ERROR_UNAVAILABLE,
-        "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
-            " " + std::string(kTimeLimitText) + ", " + limit +
+        model_.Begin() + label_ + " " + std::string(kTimeLimitText) + ", " + limit +
             ". It may still be at it; look into its log for what it does, or allow more time");
     const std::string what = "execution timeout: batch " + std::to_string(batch->id()) + " took longer than " + limit;
     if (max_in_flight_ == 1) {
@@ -739,8 +727,7 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
       *error = what;
       return false;
     }
-    PYTRITON_LOG(ERROR, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
-                            ": " + what);
+    PYTRITON_LOG(ERROR, model_.Begin() + label_ + ": " + what);
     if (!silent_) {
       silent_ = true;
       silent_since_ns_ = now_ns;
@@ -764,8 +751,7 @@ void Connection::Tick(uint64_t now_ns) {
   }
   if (error.empty() && has_room()) {
     for (const uint32_t id : inputs_.Trim(now_ns, settings_.arena_idle_ms * 1000000u)) {
-      Message message{};
-      message.type = static_cast<uint16_t>(MessageType::kSegmentClose);
+      Message message = MessageOf(MessageType::kSegmentClose);
       message.segment = id;
       if (!WriteLocked(&message, nullptr, 0, -1, &error)) break;
     }
@@ -815,7 +801,7 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
   state_.store(ConnectionState::kClosed, std::memory_order_release);
   shutdown(fd_, SHUT_RDWR);
   if (attached && !asleep_) owner_->WorkersChanged();
-  const std::string where = "model '" + model_.name + "' version " + std::to_string(model_.version) + ": ";
+  const std::string where = model_.Begin();
   if (expected) {
     if (attached) PYTRITON_LOG(INFO, where + label_ + " detached: " + reason);
   } else {

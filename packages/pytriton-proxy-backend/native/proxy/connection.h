@@ -27,6 +27,9 @@ struct ModelIdentity {
   std::string name;
   uint64_t version = 0;
   uint64_t max_rows = 0;  // of a batch of several requests; 0 where Triton joins none
+
+  // How errors and records of the log begin that are about the model.
+  std::string Begin() const { return "model '" + name + "' version " + std::to_string(version) + ": "; }
 };
 
 // States: kGreeting -> kAttached -> kDetaching -> kClosed, and from each straight to kClosed.

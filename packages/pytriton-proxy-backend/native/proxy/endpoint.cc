@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "errno_text.h"
@@ -75,52 +76,41 @@ constexpr uint32_t EPOLLEXCLUSIVE = 1u << 28;
 // How many requests wait at most for a worker that sleeps, where Triton's queue has no limit of its own.
 constexpr uint64_t kMostWaiting = 1000;
 
+using Connections = std::vector<std::shared_ptr<Connection>>;
+
+// Whether something, such as a getter of the class, is true of any of them.
+template <typename Is>
+bool Any(const Connections& connections, const Is& is) {
+  return std::any_of(
+      connections.begin(), connections.end(), [&is](const auto& connection) { return std::invoke(is, *connection); });
+}
+
 // Whether a worker is attached that takes batches, which one that is asleep does not.
-bool AnyAttached(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(
-      connections.begin(), connections.end(), [](const auto& connection) { return connection->takes_batches(); });
-}
-
-bool AnyAsleep(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(
-      connections.begin(), connections.end(), [](const auto& connection) { return connection->is_asleep(); });
-}
-
-// Whether one is asleep that does not know yet that a batch waits.
-bool AnyToWake(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(
-      connections.begin(), connections.end(), [](const auto& connection) { return connection->can_wake(); });
+bool AnyAttached(const Connections& connections) {
+  return Any(connections, [](const Connection& each) { return each.takes_batches(); });
 }
 
 // Whether one is attached that does what it is for, or will when it is woken.
-bool AnyServing(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
-    return connection->state() == ConnectionState::kAttached && !connection->stands_in();
+bool AnyServing(const Connections& connections) {
+  return Any(connections, [](const Connection& each) {
+    return each.state() == ConnectionState::kAttached && !each.stands_in();
   });
 }
 
 // The worker that may get a batch ahead, if there is one: of several, the one that is idle first shall have the next.
-Connection* OnlyWorker(const std::vector<std::shared_ptr<Connection>>& connections) {
+Connection* OnlyWorker(const Connections& connections) {
   return connections.size() == 1 ? connections[0].get() : nullptr;
 }
 
 // Whether one can have a batch now.
-bool AnyIdle(const std::vector<std::shared_ptr<Connection>>& connections) {
+bool AnyIdle(const Connections& connections) {
   const Connection* only = OnlyWorker(connections);
   return (only != nullptr && only->takes_ahead()) ||
-         std::any_of(connections.begin(), connections.end(), [](const auto& connection) { return connection->idle(); });
+         Any(connections, [](const Connection& each) { return each.idle(); });
 }
 
-bool AnyGreeting(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
-    return connection->state() == ConnectionState::kGreeting;
-  });
-}
-
-bool AnyBusy(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(
-      connections.begin(), connections.end(),
-      [](const auto& connection) { return connection->load() != 0 || connection->executing(); });
+bool AnyBusy(const Connections& connections) {
+  return Any(connections, [](const Connection& each) { return each.load() != 0 || each.executing(); });
 }
 
 // Held by whoever looks at the socket's file and changes it: an instance that goes and the one that follows it in this
@@ -411,7 +401,9 @@ void Endpoint::Run() {
       RemoveClosedLocked(now_ns);
       // Whoever polls looks after what is in flight.
       polling = polling_;
-      const bool busy = has_orphans_ || (!polling && AnyBusy(*connections_)) || AnyGreeting(*connections_);
+      const bool greets = Any(
+          *connections_, [](const Connection& each) { return each.state() == ConnectionState::kGreeting; });
+      const bool busy = has_orphans_ || (!polling && AnyBusy(*connections_)) || greets;
       // As long as Executes come, and leave nothing in flight, they read what comes: an answer that is there before
       // its Execute waits for it would wake this thread for nothing. What comes in between waits for a sweep.
       const uint64_t executed = executed_;
@@ -629,7 +621,7 @@ void Endpoint::GiveUpOrphans() {
 }
 
 void Endpoint::Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const {
-  batch->Fail(code, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + text);
+  batch->Fail(code, model_.Begin() + text);
 }
 
 void Endpoint::SetAbsence(const std::string& reason) {
@@ -646,7 +638,7 @@ void Endpoint::Wake(const Connections& connections) {
 void Endpoint::NoWorker(Batch* batch) {
   std::string loss;
   std::string reason = "; is the process that serves this model alive?";
-  if (AnyAsleep(*connections())) {
+  if (Any(*connections(), &Connection::is_asleep)) {
     reason =
         ", while its workers wake from their sleep: their start takes longer, or fails, which the log of the process "
         "that serves this model says. Allow more time with attach_timeout_s, or send the request again.";
@@ -750,7 +742,7 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     const auto claim = [&](const Connections& all) {
       any_attached = AnyAttached(all);
       // Whoever sleeps is told at once.
-      if (!any_attached && AnyToWake(all)) return true;
+      if (!any_attached && Any(all, &Connection::can_wake)) return true;
       // What was set aside waits longer already.
       if (has_orphans_) return AnyIdle(all);
       worker = ClaimIdle(all);
@@ -767,7 +759,7 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
         NoWorker(batch.get());
         return;
       }
-      const bool asleep = AnyAsleep(*connections());
+      const bool asleep = Any(*connections(), &Connection::is_asleep);
       if (SetAside(&batch, settings_.max_waiting != 0 || !asleep ? settings_.max_waiting : kMostWaiting)) {
         if (!drains) drain_until_ns_ = NowNs() + kDrainNs;
         return;

@@ -8,6 +8,13 @@
 
 namespace pytriton {
 
+// A message of a kind, with nothing else in it.
+inline Message MessageOf(MessageType type) {
+  Message message{};
+  message.type = static_cast<uint16_t>(type);
+  return message;
+}
+
 struct Packet {
   alignas(8) uint8_t bytes[kMaxPacket];
   Message message;

@@ -22,13 +22,6 @@ constexpr int kMaxControls = 64;
 // An error that is longer takes a record.
 constexpr size_t kMaxFailText = kMaxPacket - sizeof(Message);
 
-// A message of a kind, with nothing in it.
-Message MessageOf(MessageType type) {
-  Message message{};
-  message.type = static_cast<uint16_t>(type);
-  return message;
-}
-
 bool NeedsRecord(Operation operation) {
   return operation == Operation::kInfer || operation == Operation::kMetric || operation == Operation::kMetricFamily ||
          operation == Operation::kLog || operation == Operation::kLoadModel;
@@ -476,8 +469,7 @@ void Caller::CloseLocked(const std::string& reason, bool broken) {
   context_->readiness->Forget(this);
   shutdown(fd_, SHUT_RDWR);
   Wake();
-  const std::string text = "model '" + context_->model.name + "' version " + std::to_string(context_->model.version) +
-                           ": the calls of " + label_ + " have ended: " + reason;
+  const std::string text = context_->model.Begin() + "the calls of " + label_ + " have ended: " + reason;
   if (broken) {
     PYTRITON_LOG(ERROR, text);
   } else {
