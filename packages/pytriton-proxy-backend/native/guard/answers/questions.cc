@@ -20,10 +20,8 @@ constexpr uint32_t kReadyModels = 1;  // TRITONSERVER_INDEX_FLAG_READY
 std::string TakeText(TRITONSERVER_Message* message) {
   const char* text = nullptr;
   size_t size = 0;
-  TRITONSERVER_Error* const error = g_triton.to_json(message, &text, &size);
-  std::string taken = error == nullptr && text != nullptr ? std::string(text, size) : "";
-  if (error != nullptr) g_triton.delete_error(error);
-  if (TRITONSERVER_Error* const kept = g_triton.delete_message(message); kept != nullptr) g_triton.delete_error(kept);
+  std::string taken = !IsError(g_triton.to_json(message, &text, &size)) && text != nullptr ? std::string(text, size) : "";
+  IsError(g_triton.delete_message(message));
   return taken;
 }
 
@@ -36,11 +34,7 @@ std::string AskServer(Guard* guard, const Ask& ask) {
   {
     const std::shared_lock<std::shared_mutex> lock(guard->server.mutex);
     if (guard->server.server == nullptr) return "";
-    TRITONSERVER_Error* const error = ask(guard->server.server, &message);
-    if (error != nullptr) {
-      g_triton.delete_error(error);
-      return "";
-    }
+    if (IsError(ask(guard->server.server, &message))) return "";
   }
   return TakeText(message);
 }
@@ -97,9 +91,7 @@ bool HasModel(const std::string& model) {
   const std::shared_lock<std::shared_mutex> lock(guard->server.mutex);
   if (guard->server.server == nullptr) return false;
   uint32_t flags = 0;
-  TRITONSERVER_Error* const error = g_triton.properties(guard->server.server, model.c_str(), -1, &flags, nullptr);
-  if (error != nullptr) g_triton.delete_error(error);
-  return error == nullptr;
+  return !IsError(g_triton.properties(guard->server.server, model.c_str(), -1, &flags, nullptr));
 }
 
 }  // namespace pytriton::guard
