@@ -27,6 +27,7 @@ __all__ = ["headers"]
 NATIVE = "packages/pytriton-proxy-backend/native"
 HEAD = "// Written by `python3 tools/dev.py reference` from\n// {made_of}. Change that.\n#pragma once\n\n"
 NANOSECONDS = 1_000_000_000
+WIDTH = 116
 
 
 def headers() -> dict[str, str]:
@@ -52,12 +53,17 @@ def constant(name: str, value: float | str, meaning: str) -> str:
         definition = f"constexpr uint64_t {called[:-1]}Ns = {round(value * NANOSECONDS)};"
     else:
         definition = f"constexpr {'uint64_t' if name.endswith('_BYTES') else 'int'} {called} = {value};"
-    return f"{comment(meaning)}\n{definition}"
+    return with_comment(definition, meaning)
 
 
-def comment(text: str, indent: str = "") -> str:
-    """Return a text as a comment of C++."""
-    return "\n".join(textwrap.wrap(text, 116, initial_indent=f"{indent}// ", subsequent_indent=f"{indent}// "))
+def with_comment(code: str, text: str) -> str:
+    """Return a line of C++ with a comment: beside it if there is room, else above."""
+    if not text:
+        return code
+    if len(line := f"{code}  // {text}") <= WIDTH:
+        return line
+    begin = code[: len(code) - len(code.lstrip())] + "// "
+    return "\n".join([*textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=begin), code])
 
 
 def enumeration(name: str, kind: str, members: Iterable[tuple[str, object, str]], *, last: str = "") -> str:
@@ -65,7 +71,7 @@ def enumeration(name: str, kind: str, members: Iterable[tuple[str, object, str]]
     lines = []
     for member, value, meaning in members:
         is_set = "" if value is None else f" = {value}"
-        lines += [*([comment(meaning, "  ")] if meaning else []), f"  {camel(member)}{is_set},"]
+        lines.append(with_comment(f"  {camel(member)}{is_set},", meaning))
     return f"enum {name} : {kind} {{\n" + "\n".join([*lines, *([f"  {last}"] if last else [])]) + "\n};"
 
 
@@ -180,7 +186,7 @@ def guard_header() -> str:
     for field in fields:
         # None of Python is 0 here: each of these limits is one of another kind then.
         default = int(getattr(guard.GuardConfig(), field.name) or 0)
-        members += [comment(first_sentence(meanings[field.name]), "  "), f"  uint64_t {field.name} = {default}u;"]
+        members.append(with_comment(f"  uint64_t {field.name} = {default}u;", first_sentence(meanings[field.name])))
         rows.append(f'    {{"{field.name}", &Limits::{field.name}, {guard.least_of(field) if default > 1 else 0}}},')
     roles = meanings_of(handover.Role)
     enumerations = [
@@ -249,7 +255,7 @@ def instance_header() -> str:
         name, kind = field[:2]
         # Python has no use for more of it than the address.
         declared = "Lane*" if name == "lane" else types[kind]
-        members += [f"  // {meanings[name]}", f"  {declared} {name};"]
+        members.append(with_comment(f"  {declared} {name};", meanings[name]))
         checks.append(f"static_assert(offsetof(InstanceFields, {name}) == {getattr(Instance, name).offset});")
     lines = "\n".join(members)
     return (

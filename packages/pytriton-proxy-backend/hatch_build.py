@@ -79,23 +79,14 @@ VERSION_SCRIPT = "{{ global: {exports}; local: *; }};\n"
 
 
 class NativeLibrary(NamedTuple):
-    """What a library is made of.
-
-    Attributes:
-        name: Its file.
-        sources: Its source files in `native`; patterns of `Path.glob`.
-        compile_flags: Options for compiling that it needs beyond those common to all.
-        link_flags: The same for linking.
-        exports: The functions that others see; patterns of a linker's version script.
-        path: The folder of its file, below the one of the packages.
-    """
+    """What a library is made of."""
 
     name: str
-    sources: tuple[str, ...]
-    compile_flags: tuple[str, ...]
-    link_flags: tuple[str, ...]
-    exports: tuple[str, ...]
-    path: str = LIBRARY_PATH
+    sources: tuple[str, ...]  # its source files in `native`; patterns of `Path.glob`
+    compile_flags: tuple[str, ...]  # options for compiling that it needs beyond those common to all
+    link_flags: tuple[str, ...]  # the same for linking
+    exports: tuple[str, ...]  # the functions that others see; patterns of a linker's version script
+    path: str = LIBRARY_PATH  # the folder of its file, below the one of the packages
 
     @property
     def editable_folder(self) -> Path:
@@ -156,17 +147,11 @@ class CompileError(RuntimeError):
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler.
+    """A C++ compiler."""
 
-    Attributes:
-        command: How to start it.
-        link_flags: Options for linking that it needs beyond those common to all.
-        platform: Platform part of the tag of a wheel with what it compiles.
-    """
-
-    command: tuple[str, ...]
-    link_flags: tuple[str, ...]
-    platform: str
+    command: tuple[str, ...]  # how to start it
+    link_flags: tuple[str, ...]  # options for linking that it needs beyond those common to all
+    platform: str  # platform part of the tag of a wheel with what it compiles
 
 
 def target_arch() -> str:

@@ -82,19 +82,13 @@ class BundleError(RuntimeError):
 
 
 class Source(NamedTuple):
-    """An unpacked tritonserver.
+    """An unpacked tritonserver."""
 
-    Attributes:
-        root: Folder with `bin/`, `backends/` and `caches/`.
-        licenses: Files with licence texts.
-        identity: One line that tells this source from others, and this hook's layout of it from that of other versions.
-        platform: Platform part of the tag of a wheel that holds these files.
-    """
-
-    root: Path
-    licenses: tuple[Path, ...]
+    root: Path  # folder with `bin/`, `backends/` and `caches/`
+    licenses: tuple[Path, ...]  # files with licence texts
+    # One line that tells this source from others, and this hook's layout of it from that of other versions.
     identity: str
-    platform: str
+    platform: str  # platform part of the tag of a wheel that holds these files
 
     @property
     def library_folders(self) -> tuple[Path, ...]:

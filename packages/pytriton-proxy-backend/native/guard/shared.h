@@ -19,22 +19,16 @@ constexpr char kOutcomesVariable[] = "PYTRITON_GUARD_OUTCOMES";
 constexpr char kGuardSecretsVariable[] = "PYTRITON_GUARD_SECRETS";
 // Name of the file with the guard, which is loaded into tritonserver before its own libraries.
 constexpr char kGuardLibraryName[] = "libpytriton_guard.so";
-// Where the server's role is in the page that it shares with its starter.
-constexpr int kRolePlace = 0;
+constexpr int kRolePlace = 0;  // Where the server's role is in the page that it shares with its starter.
 // Not 0 while the starter tries out what is in force: what is refused meanwhile is its own.
 constexpr int kTriedPlace = 1;
-// Not 0 once the script has bound all of its models: no other is about to come.
-constexpr int kCompletePlace = 2;
-// From here on a byte for each `Protection`, not 0 where it was reached.
-constexpr int kReachedPlace = 3;
+constexpr int kCompletePlace = 2;  // Not 0 once the script has bound all of its models: no other is about to come.
+constexpr int kReachedPlace = 3;  // From here on a byte for each `Protection`, not 0 where it was reached.
 // Models that have counts of their own; the first entry is that of requests without a model.
 constexpr int kCountedModels = 1024;
-// Bytes of the name of such a model.
-constexpr int kCountedName = 248;
-// Places for outcomes in an entry, more than there are.
-constexpr int kCountedOutcomes = 16;
-// The state of an entry whose name is written.
-constexpr int kEntryReady = 2;
+constexpr int kCountedName = 248;  // Bytes of the name of such a model.
+constexpr int kCountedOutcomes = 16;  // Places for outcomes in an entry, more than there are.
+constexpr int kEntryReady = 2;  // The state of an entry whose name is written.
 
 // The settings of the guard: what a request may ask of the server, and which parts are switched on.
 struct Limits {
@@ -47,12 +41,10 @@ struct Limits {
   // Memory for the bodies of all HTTP requests that are being read or served, in bytes, and likewise for all
   // inputs; requests that need more are refused with UNAVAILABLE (503).
   uint64_t max_in_flight_bytes = 0u;
-  // How deep the JSON of a request may nest.
-  uint64_t max_json_depth = 512u;
+  uint64_t max_json_depth = 512u;  // How deep the JSON of a request may nest.
   // How long the first line and the header fields of an HTTP request may take to come, in seconds.
   uint64_t head_timeout_s = 60u;
-  // Stack of each of the server's threads, in bytes.
-  uint64_t thread_stack_bytes = 268435456u;
+  uint64_t thread_stack_bytes = 268435456u;  // Stack of each of the server's threads, in bytes.
   // Whether inference over gRPC is served by a front end of the guard's own, which callers cannot end by cancelling
   // calls.
   uint64_t grpc_front_end = 1u;
@@ -62,8 +54,7 @@ struct Limits {
   // Whether `GET /` and `GET /docs` show a page about the server: its models that are ready, their tensors, and how
   // they are called.
   uint64_t page = 1u;
-  // Whether the guard refuses requests.
-  uint64_t refuse = 1u;
+  uint64_t refuse = 1u;  // Whether the guard refuses requests.
   // Whether the server can hand its sockets over to one that replaces it, as `Triton.replace_server` does.
   uint64_t handover = 1u;
   // Whether the guard speeds up the front end for HTTP, notices callers who leave, and serves inference over gRPC.
@@ -98,79 +89,46 @@ enum class Protocol : uint8_t {
 };
 // How a request may end.
 enum class Outcome : uint8_t {
-  // It was answered.
-  kOk,
-  // The caller made a mistake.
-  kInvalid,
-  // The queue of the model was full.
-  kQueueFull,
-  // It waited too long for its turn.
-  kQueueTimeout,
-  // The callable took longer than the model's execution timeout.
-  kTimeLimit,
-  // The caller disconnected or cancelled it, or its deadline passed.
-  kCancelled,
-  // The callable raised, or what it returned is wrong.
-  kFailed,
-  // The worker ended while it was at it.
-  kWorkerLost,
-  // Nothing serves the model.
-  kUnavailable,
+  kOk,  // It was answered.
+  kInvalid,  // The caller made a mistake.
+  kQueueFull,  // The queue of the model was full.
+  kQueueTimeout,  // It waited too long for its turn.
+  kTimeLimit,  // The callable took longer than the model's execution timeout.
+  kCancelled,  // The caller disconnected or cancelled it, or its deadline passed.
+  kFailed,  // The callable raised, or what it returned is wrong.
+  kWorkerLost,  // The worker ended while it was at it.
+  kUnavailable,  // Nothing serves the model.
   kUnknown = 0xff,  // not yet known
 };
 // What one of two servers at the same sockets does.
 enum Role : uint8_t {
-  // It accepts no connections. Those that it has are answered, and then closed.
-  kStandingBy = 0,
-  // It accepts connections.
-  kServing = 1,
-  // As `STANDING_BY`; and who asks over such a connection is told to ask again over another one.
-  kLeft = 2,
+  kStandingBy = 0,  // It accepts no connections. Those that it has are answered, and then closed.
+  kServing = 1,  // It accepts connections.
+  kLeft = 2,  // As `STANDING_BY`; and who asks over such a connection is told to ask again over another one.
 };
 // What the guard does.
 enum class Protection : size_t {
-  // requests over HTTP are looked at before the server parses them
-  kHttpRequests,
-  // the memory of HTTP requests is counted until they are answered, and statuses are set right
-  kHttpResponses,
-  // callers over HTTP who leave are noticed
-  kHttpCallers,
-  // HTTP connections are spread over the threads of the front end
-  kHttpThreads,
-  // parts of answers over HTTP are not lost where the thread that sends them is behind
-  kHttpDeferrals,
-  // what is known of an HTTP connection ends with it
-  kHttpEnds,
-  // compressed requests are looked at, and may not grow beyond all bounds
-  kCompressedBodies,
-  // shapes of inputs that ask for too much memory are refused
-  kShapes,
-  // an output that is asked for twice is refused
-  kRequestedOutputs,
-  // the classification of texts divides by no zero
-  kClassification,
-  // inputs with sizes that overflow are refused
-  kInputData,
-  // the memory of requests is counted until they end
-  kRequestEnds,
-  // shared memory of Triton's Python backend cannot be registered
-  kSharedMemory,
-  // one file cannot be registered as shared memory twice, nor end the server by getting shorter
-  kSharedFiles,
-  // a crashed server ends at once
-  kCrashes,
-  // callers over gRPC who cancel their calls do not end the server
-  kGrpcFrontEnd,
-  // calls over gRPC are read by the guard's own front end
-  kGrpcCalls,
-  // callers over gRPC are told to ask the server that replaces this one
-  kGrpcConnections,
-  // the server can hand its sockets over to another one
-  kReplacement,
-  // the threads of models are known
-  kInstances,
-  // a model is deleted only when its threads have settled
-  kModelDeletion,
+  kHttpRequests,  // requests over HTTP are looked at before the server parses them
+  kHttpResponses,  // the memory of HTTP requests is counted until they are answered, and statuses are set right
+  kHttpCallers,  // callers over HTTP who leave are noticed
+  kHttpThreads,  // HTTP connections are spread over the threads of the front end
+  kHttpDeferrals,  // parts of answers over HTTP are not lost where the thread that sends them is behind
+  kHttpEnds,  // what is known of an HTTP connection ends with it
+  kCompressedBodies,  // compressed requests are looked at, and may not grow beyond all bounds
+  kShapes,  // shapes of inputs that ask for too much memory are refused
+  kRequestedOutputs,  // an output that is asked for twice is refused
+  kClassification,  // the classification of texts divides by no zero
+  kInputData,  // inputs with sizes that overflow are refused
+  kRequestEnds,  // the memory of requests is counted until they end
+  kSharedMemory,  // shared memory of Triton's Python backend cannot be registered
+  kSharedFiles,  // one file cannot be registered as shared memory twice, nor end the server by getting shorter
+  kCrashes,  // a crashed server ends at once
+  kGrpcFrontEnd,  // callers over gRPC who cancel their calls do not end the server
+  kGrpcCalls,  // calls over gRPC are read by the guard's own front end
+  kGrpcConnections,  // callers over gRPC are told to ask the server that replaces this one
+  kReplacement,  // the server can hand its sockets over to another one
+  kInstances,  // the threads of models are known
+  kModelDeletion,  // a model is deleted only when its threads have settled
   kCount
 };
 

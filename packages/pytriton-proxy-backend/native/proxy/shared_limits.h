@@ -16,8 +16,7 @@ constexpr uint64_t kLargestCopiedBytes = 2097152;
 constexpr uint64_t kSmallRecordBytes = 65536;
 // A larger response is acknowledged at once, a smaller one possibly with the next batch.
 constexpr uint64_t kAcknowledgedLaterBytes = 65536;
-// A worker has no more batches at once, whatever its greeting asks for.
-constexpr int kMaxInFlight = 1024;
+constexpr int kMaxInFlight = 1024;  // A worker has no more batches at once, whatever its greeting asks for.
 // The first segment of an arena has at least so many; it is kept when the arena is idle.
 constexpr uint64_t kFirstSegmentBytes = 1048576;
 // Whoever has no room in its arena waits so long for blocks that the other side gives back.
@@ -26,8 +25,7 @@ constexpr uint64_t kArenaTimeoutNs = 30000000000;
 constexpr int kMaxSegments = 4096;
 // The powers of two by which a worker counts sizes and times: a 64-bit integer has at most 64 bits.
 constexpr int kCountedBuckets = 65;
-// Each power of two of a time has so many buckets of equal width.
-constexpr int kCountedParts = 4;
+constexpr int kCountedParts = 4;  // Each power of two of a time has so many buckets of equal width.
 // The library in tritonserver and the supervisor of hosts send each other no larger frames.
 constexpr uint64_t kMaxFrameBytes = 67108864;
 // Without a worker a batch waits so long before it is set aside, while Triton collects the next one.
@@ -40,16 +38,14 @@ constexpr uint64_t kReadyGraceNs = 500000000;
 constexpr uint64_t kSilenceNs = 1000000000;
 // A part of the text of an error, by which the guard tells what Triton has no code of its own for.
 constexpr char kTimeLimitText[] = "took longer for this request than the model's execution timeout";
-// Another one.
-constexpr char kWorkerLostText[] = "was lost while it worked on this request";
+constexpr char kWorkerLostText[] = "was lost while it worked on this request";  // Another one.
 // Name of the file in the folder of a model version that holds its `ProxySettings`.
 constexpr char kSideFileName[] = "pytriton.conf";
 // Name of the file beside the library as the backend of Python models: where it asks for their processes.
 constexpr char kHostsFileName[] = "pytriton-hosts.conf";
 // Environment variable of a tritonserver: the path of such a file, which counts for all models, converted ones too.
 constexpr char kHostsVariable[] = "PYTRITON_HOSTS_FILE";
-// Name of the copy in the version folder of a drop-in model.
-constexpr char kDescriptionName[] = "pytriton.json";
+constexpr char kDescriptionName[] = "pytriton.json";  // Name of the copy in the version folder of a drop-in model.
 // Triton's numbers of some types.
 constexpr uint32_t kBytesType = 13;
 constexpr uint32_t kFp64Type = 12;
@@ -70,10 +66,8 @@ enum class FrameKind : uint16_t {
   // The model's endpoint, the instance's name, its kind, its device, its endpoint. Answered when `initialize` is
   // over. Nothing else is sent on the connection: its writing end is shut down when the instance is to finish.
   kInstance = 2,
-  // The answer to either: it succeeded.
-  kOk = 100,
-  // The other answer, with the text of the load error.
-  kError = 101,
+  kOk = 100,  // The answer to either: it succeeded.
+  kError = 101,  // The other answer, with the text of the load error.
 };
 
 }  // namespace pytriton

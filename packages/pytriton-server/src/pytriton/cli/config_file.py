@@ -32,19 +32,14 @@ class ConfigFileError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ConfigFile:
-    """What a file says.
-
-    Attributes:
-        path: The file.
-        options: Options of the command, by the names of its parameters.
-        server: Fields of `TritonConfig`.
-        models: By the name of the model: `workers`, `min_workers`, `idle`, `sleep`, `starts_asleep`, `pinned`,
-            `golden`, and fields of `ModelConfig`.
-    """
+    """What a file says."""
 
     path: Path
+    # Options of the command, by the names of its parameters.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # fields of `TritonConfig`
+    # By the name of the model: `workers`, `min_workers`, `idle`, `sleep`, `starts_asleep`, `pinned`, `golden`, and
+    # fields of `ModelConfig`.
     models: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def workers(self, model: str, default: int) -> int:

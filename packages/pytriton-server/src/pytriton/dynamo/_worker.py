@@ -62,23 +62,14 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker serves, and where Dynamo keeps its workers.
+    """What a worker serves, and where Dynamo keeps its workers."""
 
-    Attributes:
-        url: Address of a server, for gRPC.
-        names: The models that are registered; all that are ready if there are none.
-        namespace: Dynamo's namespace.
-        discovery: Where front ends find workers: `etcd`, `file`, `kubernetes`, `mem`.
-        access_token: The server's token.
-        tls: Certificates for an encrypted address.
-    """
-
-    url: TritonUrl
-    names: frozenset[str] = frozenset()
-    namespace: str = "dynamo"
-    discovery: str = "etcd"
+    url: TritonUrl  # address of a server, for gRPC
+    names: frozenset[str] = frozenset()  # the models that are registered; all that are ready if there are none
+    namespace: str = "dynamo"  # Dynamo's
+    discovery: str = "etcd"  # where front ends find workers: `etcd`, `file`, `kubernetes`, `mem`
     access_token: str | None = None
-    tls: TlsSettings | None = None
+    tls: TlsSettings | None = None  # certificates for an encrypted address
 
 
 @dataclass

@@ -21,13 +21,7 @@ _UNREAD_BYTES = 1 << 20
 
 
 class Answer(asyncio.Protocol):
-    """A connection, and the answer that comes on it: one at a time.
-
-    Attributes:
-        status: The status code, once `headers_have_come` has returned.
-        headers: The headers, with their names in lower case.
-        is_stream: Whether the length of the body is not known, so that it is to be handed on as it comes.
-    """
+    """A connection, and the answer that comes on it: one at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -38,9 +32,9 @@ class Answer(asyncio.Protocol):
     def _begin(self, *, has_body: bool) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._has_body = has_body
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.is_stream = False
+        self.status = 0  # once `headers_have_come` has returned
+        self.headers: list[tuple[bytes, bytes]] = []  # with their names in lower case
+        self.is_stream = False  # the length of the body is not known, so it is handed on as it comes
         self._parts: list[bytes] = []
         self._unread = 0
         self._is_complete = self._may_be_kept = False

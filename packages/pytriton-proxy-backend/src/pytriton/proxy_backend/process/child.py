@@ -51,17 +51,12 @@ class StartedProcess(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How a worker process is started.
+    """How a worker process is started."""
 
-    Attributes:
-        python: The interpreter; `None` is that of this process.
-        environment: Variables that it gets beside those of this process; `None` takes one away.
-        working_dir: Its working directory; `None` is that of this process.
-    """
-
-    python: str | None = None
+    python: str | None = None  # the interpreter; `None` is that of this process
+    # Variables that it gets beside those of this process; `None` takes one away.
     environment: Mapping[str, str | None] | None = None
-    working_dir: str | None = None
+    working_dir: str | None = None  # its working directory; `None` is that of this process
 
     def command(self, module: str = _MAIN) -> list[str]:
         """Return the interpreter and its arguments, as far as they are the same for all."""

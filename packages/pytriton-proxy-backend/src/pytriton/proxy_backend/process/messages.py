@@ -57,35 +57,21 @@ class JobRefusedError(ProtocolError):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob:
-    """What a worker process is to do; all of it is JSON.
+    """What a worker process is to do; all of it is JSON."""
 
-    Attributes:
-        target: What makes the callable: `module:name` or `file.py:name`.
-        model: The model's description, as `render_description` makes it.
-        endpoint: Where the proxy backend listens.
-        name: What the worker calls itself.
-        args: Positional arguments of the factory.
-        kwargs: Its keyword arguments.
-        sys_path: Where modules are looked for beside the places of the interpreter.
-        log_level: The least level of log records of pytriton that the parent wants.
-        root_log_level: The least level of all other log records.
-        warmups: The model's warm-up: the fields of `ModelWarmup`.
-        trace_config: Where spans go; empty for nowhere.
-        golden: How the outputs of the warm-up are compared: `tolerance`, and `known`, what `golden` messages of an
-            earlier process had, empty in the first one; `None` where they are not compared.
-    """
-
-    target: str
-    model: str
-    endpoint: str
-    name: str
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    sys_path: Sequence[str] = ()
-    log_level: int = 20
-    root_log_level: int = 20
-    warmups: Sequence[Mapping[str, Any]] = ()
-    trace_config: Sequence[str] = ()
+    target: str  # what makes the callable: `module:name` or `file.py:name`
+    model: str  # the model's description, as `render_description` makes it
+    endpoint: str  # where the proxy backend listens
+    name: str  # what the worker calls itself
+    args: Sequence[Any] = ()  # positional arguments of the factory
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # its keyword arguments
+    sys_path: Sequence[str] = ()  # where modules are looked for beside the places of the interpreter
+    log_level: int = 20  # the least level of log records of pytriton that the parent wants
+    root_log_level: int = 20  # the least level of all other log records
+    warmups: Sequence[Mapping[str, Any]] = ()  # the model's warm-up: the fields of `ModelWarmup`
+    trace_config: Sequence[str] = ()  # where spans go; empty for nowhere
+    # How the outputs of the warm-up are compared: `tolerance`, and `known`, what `golden` messages of an earlier
+    # process had, empty in the first one; `None` where they are not compared.
     golden: Mapping[str, Any] | None = None
 
     def to_text(self) -> str:
@@ -112,42 +98,26 @@ class WorkerJob:
 
 @dataclass(frozen=True, kw_only=True)
 class PythonModelServing:
-    """One instance of a Python model.
+    """One instance of a Python model."""
 
-    Attributes:
-        args: What its `initialize` is given.
-        endpoint: Where the proxy backend listens for it.
-        name: What the worker calls itself.
-    """
-
-    args: Mapping[str, str]
-    endpoint: str
-    name: str
+    args: Mapping[str, str]  # what its `initialize` is given
+    endpoint: str  # where the proxy backend listens for it
+    name: str  # what the worker calls itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonModelJob:
-    """What a host is to do, the process that runs the `model.py` of a Python model; all of it is JSON.
-
-    Attributes:
-        model_name: The model.
-        model_version: Its version.
-        model_file: Its `model.py`, whatever its name.
-        model_dir: Its folder, that of `config.pbtxt`.
-        model_config: Its configuration, as Triton gives it.
-        auto_complete: Whether to complete that, and to wait for `serve` then.
-        serve: The instance to serve; `None` where the configuration is to be completed first.
-        log_level: The least level of log records that the parent wants.
-    """
+    """What a host is to do, the process that runs the `model.py` of a Python model; all of it is JSON."""
 
     model_name: str
     model_version: int
-    model_file: str
-    model_dir: str
-    model_config: str
-    auto_complete: bool = False
+    model_file: str  # its `model.py`, whatever its name
+    model_dir: str  # its folder, that of `config.pbtxt`
+    model_config: str  # its configuration, as Triton gives it
+    auto_complete: bool = False  # whether to complete that, and to wait for `serve` then
+    # The instance to serve; `None` where the configuration is to be completed first.
     serve: PythonModelServing | None = None
-    log_level: int = 20
+    log_level: int = 20  # the least level of log records that the parent wants
 
     @property
     def endpoint(self) -> str:

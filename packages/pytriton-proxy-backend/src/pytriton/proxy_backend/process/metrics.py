@@ -40,20 +40,12 @@ Sample = tuple[str, Labels, float]
 
 @dataclass(frozen=True)
 class Family:
-    """A metric with all its samples.
+    """A metric with all its samples."""
 
-    Attributes:
-        name: Its name, without what the names of samples end with.
-        type: Its type, as prometheus_client calls it.
-        documentation: What it is.
-        unit: Its unit, which may be empty.
-        samples: Its samples.
-    """
-
-    name: str
-    type: str
+    name: str  # its name, without what the names of samples end with
+    type: str  # its type, as prometheus_client calls it
     documentation: str
-    unit: str
+    unit: str  # its unit, which may be empty
     samples: tuple[Sample, ...]
 
 

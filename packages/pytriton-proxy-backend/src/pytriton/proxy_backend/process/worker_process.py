@@ -49,19 +49,13 @@ _FAILED = {"warm-up": "its warm-up failed", "golden": "it does not give the know
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """When a worker process is started again, and when it is given up.
+    """When a worker process is started again, and when it is given up."""
 
-    Attributes:
-        max_crashes: With so many ends within `crash_window_s` it is given up; `None` never.
-        crash_window_s: The time in which they count, in seconds.
-        start_timeout_s: How long factory and warm-up may take, in seconds.
-        silence_timeout_s: A process that says nothing for so long, in seconds, is replaced, and so is one whose
-            connection the proxy backend has closed while its callable is busy; `None` lets them be.
-    """
-
-    max_crashes: int | None = 5
-    crash_window_s: float = 60.0
-    start_timeout_s: float = 300.0
+    max_crashes: int | None = 5  # with so many ends within `crash_window_s` it is given up; `None` never
+    crash_window_s: float = 60.0  # the time in which they count, in seconds
+    start_timeout_s: float = 300.0  # how long factory and warm-up may take, in seconds
+    # A process that says nothing for so long, in seconds, is replaced, and so is one whose connection the proxy
+    # backend has closed while its callable is busy; `None` lets them be.
     silence_timeout_s: float | None = None
 
     def exceeded(self, age_s: float, silence_s: float, *, is_ready: bool) -> str | None:
