@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytriton.client._core import startup
 from pytriton.client._core.deadline import Deadline
 from pytriton.client._core.spec import ModelSpec
 from pytriton.client._core.startup import (
@@ -227,6 +228,25 @@ def test_server_that_is_not_ready_is_waited_for_in_silence(caplog: pytest.LogCap
     with pytest.raises(PyTritonClientModelNotReadyError):
         drive(wait_for_model(LATEST, Deadline(0.2), 0.0), answers)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("url", "ready", "told"),
+    [
+        ("http://host:1", REFUSED, "refused Still waiting, up to 0.5 s (init_timeout_s"),
+        ("http://host:1/v2", False, "requests go to http://host:1/v2/v2/...: is that right? Still waiting"),
+    ],
+)
+def test_long_wait_is_told_of_now_and_then(
+    url: str, ready: Any, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(startup, "_WARNING_PAUSE_S", 0.1)
+    broken = PyTritonClientInferenceServerError("no", server_message="broken")
+    answers: dict[Question, Any] = {Question.MODEL_READY: [ready], Question.MODEL_CONFIG: [broken]}
+    with pytest.raises(PyTritonClientModelNotReadyError):
+        drive(wait_for_model(Target(url, "m", None), Deadline(0.5)), answers)
+    assert 1 <= len(caplog.records) <= 5
+    assert all(told in record.message for record in caplog.records)
 
 
 def test_states_of_several_versions_are_joined() -> None:

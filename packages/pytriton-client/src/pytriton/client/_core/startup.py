@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
+from urllib.parse import urlsplit
 
 from ..exceptions import (
     PyTritonClientConnectionError,
@@ -34,9 +35,11 @@ _NOT_FOUND_TEXT = "is not found"
 _MAX_PAUSE_S = 0.5
 # However often callers make mistakes, the server is asked at most once in this time whether the model has changed.
 _LEAST_AGE_S = 1.0
-# How often a server that is ready is asked whether it knows the model at all, and how often the user is told of it.
+# How often a server that is ready is asked whether it knows the model at all, and how often the user is told of that,
+# or of what else a long wait is for.
 _UNKNOWN_PAUSE_S = 1.0
 _WARNING_PAUSE_S = 10.0
+_LIMIT = "init_timeout_s, or the time that the call was given"
 _READY = "READY"
 _LOADING = "LOADING"
 SHOWN = "SHOWN"
@@ -227,6 +230,7 @@ def wait_for_model(
     unknown: PyTritonClientInferenceServerError | None = None
     watch = _UnknownModel(target, deadline, patience_s)
     final: PyTritonClientModelNotReadyError | None = None
+    told_s = time.monotonic()
     for pause_s in _pauses():
         try:
             if (yield _ask(Question.MODEL_READY, deadline)):
@@ -250,13 +254,15 @@ def wait_for_model(
         yield Pause(min(pause_s, deadline.remaining_s()))
         if deadline.is_over:
             break
+        if time.monotonic() - max(told_s, watch.told_s) >= _WARNING_PAUSE_S:
+            told_s = time.monotonic()
+            logger.warning(
+                "%s Still waiting, up to %g s (%s).", _state(target, missing, reason), deadline.timeout_s, _LIMIT
+            )
+    if missing == "model" and watch.is_unknown:
+        raise watch.error(deadline.timeout_s)
     raise PyTritonClientModelNotReadyError(
-        {
-            "server": f"There is no answer from {target.url}." if reason is None else reason.message,
-            "model": f"The server at {target.url} answers, but the model {target.model_name} is missing or not ready: "
-            "check its name and the server's log.",
-            "version": f"The model {target.model_name} is ready, but its version {target.model_version} is missing.",
-        }[missing]
+        _state(target, missing, reason)
         # In PyTriton one of these is the text of one client, the other of another one, and scripts look for them.
         + f" Waiting for model {target.model} to be ready timed out. Timeout while waiting for model "
         f"{target.model_name} to be ready: {deadline.timeout_s:g} s at {target.url}.",
@@ -265,6 +271,17 @@ def wait_for_model(
         waited_for="model ready",
         missing=missing,
     ) from reason
+
+
+def _state(target: Target, missing: str, reason: PyTritonClientError | None) -> str:
+    """Say what a wait for a model has found."""
+    if missing == "server":
+        return f"There is no answer from {target.url}." if reason is None else reason.message
+    if missing == "version":
+        return f"The model {target.model_name} is ready, but its version {target.model_version} is missing."
+    path = f" Its address has a path, so requests go to {target.url}/v2/...: is that right?"
+    found = f"The server at {target.url} answers, but the model {target.model_name} is missing or not ready"
+    return f"{found}: check its name and the server's log.{path if urlsplit(target.url).path else ''}"
 
 
 def _raise_if_permanent(error: PyTritonClientError) -> None:
@@ -281,7 +298,7 @@ class _UnknownModel:
         self._patience_s = patience_s
         self._since_s: float | None = None
         self._asked_s = -_UNKNOWN_PAUSE_S
-        self._told_s = -_WARNING_PAUSE_S
+        self.told_s = -_WARNING_PAUSE_S
         self._states: Mapping[str, str] | None = None
 
     def look(self) -> Generator[PlanStep, Any, PyTritonClientModelNotReadyError | None]:
@@ -297,18 +314,24 @@ class _UnknownModel:
         if self._since_s is None:
             self._since_s = now_s
         has_waited = self._patience_s is not None and now_s - self._since_s >= self._patience_s
-        is_to_tell = now_s - self._told_s >= _WARNING_PAUSE_S
+        is_to_tell = now_s - self.told_s >= _WARNING_PAUSE_S
         if not (has_waited or is_to_tell):
             return None
         self._states = yield from _list_models(self._deadline)
         if has_waited and self._is_final(error):
-            return self._error(self._patience_s)
+            return self.error(self._patience_s)
         if is_to_tell:
-            self._told_s = now_s
+            self.told_s = now_s
             logger.warning("%s %s", self._finding(), self._outlook(error))
         return None
 
-    def _error(self, waited_s: float | None) -> PyTritonClientModelNotReadyError:
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the server was ready and without the model when it was last looked."""
+        return self._since_s is not None
+
+    def error(self, waited_s: float | None) -> PyTritonClientModelNotReadyError:
+        """Say what the server has in place of the model."""
         target = self._target
         return PyTritonClientModelNotReadyError(
             f"{self._finding()} Waiting for model {target.model} to be ready timed out. Timeout while waiting for "
@@ -341,7 +364,7 @@ class _UnknownModel:
         return f"{found}, but {shown}." + (f" Did you mean {likely[0]!r}?" if likely else "")
 
     def _outlook(self, error: PyTritonClientInferenceServerError) -> str:
-        limit_s, setting = self._deadline.timeout_s, "init_timeout_s, or the time that the call was given"
+        limit_s, setting = self._deadline.timeout_s, _LIMIT
         if self._patience_s is not None and self._patience_s < limit_s and self._is_final(error):
             limit_s, setting = self._patience_s, "unknown_model_timeout_s"
         return f"Waiting for it, up to {limit_s:g} s ({setting})."
