@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <set>
 
 #include "models.h"
 
@@ -34,12 +33,18 @@ bool NeedsRecord(Operation operation) {
 void Caller::Respond(const CallRef& call, Response response, bool final) {
   std::lock_guard<std::mutex> lock(mutex_);
   // Whoever wants one response has it with the first.
-  Answer answer{call, std::move(response), final || !call->stream, NowNs()};
+  Answer answer{std::move(response), final || !call->stream};
   // Answers of one call keep their order; a small one need not wait for a large one of another.
-  const bool waits = std::any_of(
-      waiting_.begin(), waiting_.end(), [&call](const Answer& before) { return before.call == call; });
-  if (closed_ || call->done || (!waits && TryAnswer(answer))) return;
-  waiting_.push_back(std::move(answer));
+  const auto found = waiting_.find(call->number);
+  if (closed_ || call->done || (found == waiting_.end() && TryAnswer(call, answer))) return;
+  if (found != waiting_.end()) {
+    found->second.answers.push_back(std::move(answer));
+    return;
+  }
+  Waiting& waits = waiting_[call->number];
+  waits.call = call;
+  waits.since_ns = NowNs();
+  waits.answers.push_back(std::move(answer));
   Wake();
 }
 
@@ -154,8 +159,7 @@ bool Caller::SendRecord(const CallRef& call, const ResponseSource& source, bool 
 }
 
 // False where it has to wait for room in the arena. The response stays with whoever calls.
-bool Caller::TryAnswer(const Answer& answer) {
-  const auto& call = answer.call;
+bool Caller::TryAnswer(const CallRef& call, const Answer& answer) {
   if (outbox_.size() >= kMostPosted) return false;
   if (answer.response == nullptr) {
     // The end of a stream has no outputs; anything else has.
@@ -172,31 +176,34 @@ bool Caller::TryAnswer(const Answer& answer) {
 }
 
 void Caller::AnswerWaiting() {
-  std::deque<Answer> left;
-  std::set<const Call*> blocked;
-  for (Answer& answer : waiting_) {
-    const CallRef& call = answer.call;
-    if (call->done || (blocked.count(call.get()) == 0 && TryAnswer(answer))) continue;
-    if (NowNs() - answer.since_ns < kArenaTimeoutNs) {
-      blocked.insert(call.get());
-      left.push_back(std::move(answer));
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    auto& [call, answers, since_ns] = it->second;
+    while (!answers.empty() && TryAnswer(call, answers.front())) {
+      answers.pop_front();
+      since_ns = NowNs();
+    }
+    if (!answers.empty() && NowNs() - since_ns < kArenaTimeoutNs) {
+      ++it;
       continue;
     }
-    // What comes after it would wait as long.
-    const std::string waited = "for " + std::to_string(kArenaTimeoutNs / kMillisecond) + " ms ";
-    Fail(call,
-         Failure{
-             TRITONSERVER_ERROR_UNAVAILABLE,
-             outbox_.size() >= kMostPosted
-                 ? waited + "this worker has read none of the answers to its calls, of which " +
-                       std::to_string(outbox_.size()) + " wait"
-                 : waited + "the arena of this worker, " + std::to_string(responses_.budget()) +
-                       " bytes, had no room for the outputs: " + std::to_string(responses_.in_use()) +
-                       " are in use by outputs that are kept. Raise arena_budget_bytes of the model that calls"},
-         true);
-    call->Cancel();
+    if (!answers.empty()) GiveUp(call);
+    it = waiting_.erase(it);
   }
-  waiting_.swap(left);
+}
+
+void Caller::GiveUp(const CallRef& call) {
+  const std::string waited = "for " + std::to_string(kArenaTimeoutNs / kMillisecond) + " ms ";
+  Fail(call,
+       Failure{
+           TRITONSERVER_ERROR_UNAVAILABLE,
+           outbox_.size() >= kMostPosted
+               ? waited + "this worker has read none of the answers to its calls, of which " +
+                     std::to_string(outbox_.size()) + " wait"
+               : waited + "the arena of this worker, " + std::to_string(responses_.budget()) +
+                     " bytes, had no room for the outputs: " + std::to_string(responses_.in_use()) +
+                     " are in use by outputs that are kept. Raise arena_budget_bytes of the model that calls"},
+       true);
+  call->Cancel();
 }
 
 void Caller::Post(Message message, std::string body, int fd) {

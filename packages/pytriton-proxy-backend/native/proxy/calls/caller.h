@@ -69,11 +69,14 @@ class Caller : public std::enable_shared_from_this<Caller> {
   }
 
  private:
-  // A response that waits for room in the arena.
   struct Answer {
-    CallRef call;
     Response response;
     bool final;
+  };
+  // The answers of a call that wait for room in the arena or the socket, and since when the first of them does.
+  struct Waiting {
+    CallRef call;
+    std::deque<Answer> answers;
     uint64_t since_ns;
   };
   // A packet that waits for room in the socket.
@@ -117,12 +120,14 @@ class Caller : public std::enable_shared_from_this<Caller> {
 
   // Everything below: with the mutex held.
   void Finish(const CallRef& call, const Failure& failure, uint64_t value);
-  bool TryAnswer(const Answer& answer);
+  bool TryAnswer(const CallRef& call, const Answer& answer);
   bool Fail(const CallRef& call, const Failure& failure, bool final);
   bool SendRecord(const CallRef& call, const ResponseSource& source, bool final);
   bool Allocate(uint64_t length, Block* block, Failure* failure);
   uint16_t Flags(const CallRef& call, bool final);
   void AnswerWaiting();
+  // Ends a call whose answers have waited as long as they may.
+  void GiveUp(const CallRef& call);
   void Post(Message message, std::string body = "", int fd = -1);
   void Flush();
   void CloseLocked(const std::string& reason, bool broken);
@@ -142,7 +147,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   PeerArena requests_;  // the worker's
   Arena responses_;     // ours
   std::map<uint64_t, CallRef> calls_;
-  std::deque<Answer> waiting_;
+  std::map<uint64_t, Waiting> waiting_;  // by the number of the call
   std::deque<Outgoing> outbox_;
   bool is_blocked_ = false;  // the socket has no room for the first of them
   int controls_ = 0;
