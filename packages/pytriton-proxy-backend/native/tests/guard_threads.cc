@@ -1,5 +1,5 @@
 // The threads of the server: the wait for those of instances, with threads that compute, sleep and end; and how those of
-// the HTTP front end share its connections.
+// the HTTP front end share its connections, and requests their memory.
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../guard/frontend/http_threads.h"
+#include "../guard/refuse/memory.h"
 #include "../guard/workarounds/instance_threads.h"
 #include "check.h"
 
@@ -225,9 +226,27 @@ void OtherDescriptors() {
   close(internet);
 }
 
+// Whoever asks for more memory than there is takes none from the others, not for a moment.
+void Memory() {
+  constexpr uint64_t kLimit = 1000;
+  pytriton::guard::MemoryBudget budget;
+  std::atomic<bool> is_over{false};
+  std::thread greedy([&] {
+    while (!is_over) CHECK(!budget.TryReserve(kLimit + 1, kLimit));
+  });
+  for (int i = 0; i < 1000000; ++i) {
+    CHECK(budget.TryReserve(kLimit, kLimit) && !budget.TryReserve(1, kLimit));
+    budget.Release(kLimit);
+  }
+  is_over = true;
+  greedy.join();
+  CHECK(budget.bytes() == 0);
+}
+
 }  // namespace
 
 int main() {
+  Memory();
   Spreads();
   FillsTheFirstThreads();
   OneThread();

@@ -251,7 +251,9 @@ def test_guard_answers(compile_native: Callable[..., Path], run_program: Callabl
 
 
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    sources = ["../guard/frontend/http_threads.cc", "../guard/workarounds/instance_threads.cc"]
+    sources = [
+        f"../guard/{name}.cc" for name in ("frontend/http_threads", "refuse/memory", "workarounds/instance_threads")
+    ]
     run_program(compile_native("guard_threads.cc", sources, "memory"))
 
 
