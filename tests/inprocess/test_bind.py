@@ -21,6 +21,7 @@ from support.callables import (
     KINDS,
     STRICT,
     UNCASTABLE,
+    WithFactory,
     X,
     Y,
     function,
@@ -465,3 +466,10 @@ def test_several_callables_serve_at_the_same_time(own_server: inprocess.Server) 
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(ask, own_server, "several", 0) for _ in range(2)]
         assert sorted(answer.result(PATIENCE_S)[0][0] for answer in answers) == [1, 2]
+
+
+def test_the_task_factory_of_a_callable_makes_its_own_tasks_only(own_server: inprocess.Server) -> None:
+    callable_ = WithFactory()
+    own_server.bind("factory", callable_, X, Y, config=ModelConfig(max_batch_size=1))
+    assert [ask(own_server, "factory", value) for value in range(3)] == [([2 * value], None) for value in range(3)]
+    assert callable_.made == ["coroutine"] * 3

@@ -29,7 +29,7 @@ from pytriton.proxy.types import Request
 from pytriton.proxy_backend import Worker
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
 from support.bare_server import F4, Array, BareServer, serving
-from support.callables import double
+from support.callables import WithFactory, double
 from support.paths import TESTS
 from support.processes import stop
 from support.waiting import PATIENCE_S, eventually
@@ -436,6 +436,15 @@ def test_a_coroutine_that_takes_too_long_is_cancelled_and_the_others_go_on(serve
         assert worker.is_attached
         assert worker.stuck is None
         assert server.infer("timed", ONE).tolist() == [[2, 4]]
+
+
+def test_the_task_factory_of_a_callable_makes_its_own_tasks_only(server: BareServer) -> None:
+    """What it makes may have ended before it is noted, and would then be kept for ever."""
+    callable_ = WithFactory()
+    with server.worker("timed", callable_):
+        for _ in range(3):
+            assert server.infer("timed", ONE[:, :1]).tolist() == [[2]]
+        assert callable_.made == ["coroutine"] * 3
 
 
 def test_an_event_loop_that_stands_still_is_let_go(server: BareServer) -> None:

@@ -159,7 +159,8 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
             number = batch.number
             waiting[number] = set(range(len(batch.rows)))
             execution = make_execution(service, batch, own_tracer)
-            tasks[number] = loop.create_task(run(execution, number))
+            # Not by the loop's factory: one of the callable's may run it to its end before it is noted here.
+            tasks[number] = asyncio.Task(run(execution, number), loop=loop)
             del batch, execution
         if cancelled:
             # After the first step of every task: one that is cancelled before it would never answer.
