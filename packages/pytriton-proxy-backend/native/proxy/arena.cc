@@ -13,7 +13,7 @@
 #include "errno_text.h"
 #include "protocol.h"
 
-// glibc got these later than the 2.17 that release wheels are built for.
+// glibc declares these only after version 2.17, for which release wheels are built.
 #ifndef MFD_CLOEXEC
 #define MFD_CLOEXEC 0x0001U
 #define MFD_ALLOW_SEALING 0x0002U
@@ -30,14 +30,14 @@ namespace pytriton {
 
 namespace {
 
-// MFD_NOEXEC_SEAL of Linux 6.3, which older headers lack.
+// MFD_NOEXEC_SEAL exists since Linux 6.3; older headers do not define it.
 constexpr unsigned kNoexecSeal = 0x8;
 
 int MemoryFile(unsigned flags) { return static_cast<int>(syscall(SYS_memfd_create, "pytriton-arena", flags)); }
 
 uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
 
-// Adds a span, in the memory of `node` where that is not empty.
+// Adds a span. If `node` is not empty, its memory is used again for the span.
 void Put(std::map<uint64_t, uint64_t>::node_type node, uint64_t offset, uint64_t length,
          std::map<uint64_t, uint64_t>* spans) {
   if (node.empty()) {
@@ -53,7 +53,7 @@ void Put(std::map<uint64_t, uint64_t>::node_type node, uint64_t offset, uint64_t
 
 std::unique_ptr<Segment> Segment::Create(uint32_t id, uint64_t size, std::string* error) {
   int fd = MemoryFile(MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  // Some systems refuse memory that might be executed (sysctl vm.memfd_noexec).
+  // With vm.memfd_noexec set, a system refuses memory that might be executed; memory without that right it allows.
   if (fd < 0 && errno == EACCES) fd = MemoryFile(MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoexecSeal);
   if (fd < 0) {
     const int code = errno;
@@ -233,7 +233,7 @@ bool PeerArena::Add(uint32_t id, int fd, uint64_t length, std::string* error) {
     close(fd);
     return false;
   }
-  // Blocks are aligned, so a budget that is not is rounded up.
+  // Blocks are aligned, so a budget that is not aligned is rounded up.
   const uint64_t budget = std::max(budget_, budget_ + (kAlignment - 1));
   if (length > budget || size_ > budget - length) {
     *error = "with segment " + std::to_string(id) + " of " + std::to_string(length) +

@@ -12,9 +12,10 @@ namespace pytriton {
 // A mapped memfd. The owner keeps the descriptor until it has been passed on.
 class Segment {
  public:
-  // A new memfd of `size` bytes that can neither shrink nor grow: a peer cannot make a read of it fail with SIGBUS.
+  // Makes a memfd of `size` bytes that can neither shrink nor grow, so that a peer cannot cause SIGBUS in whoever reads
+  // it.
   static std::unique_ptr<Segment> Create(uint32_t id, uint64_t size, std::string* error);
-  // A peer's memfd; takes `fd` over. Refused unless it is sealed against shrinking and holds `size` bytes.
+  // Maps the memfd of a peer and takes `fd` over. Refuses one that can shrink or holds fewer than `size` bytes.
   static std::unique_ptr<Segment> Attach(uint32_t id, int fd, uint64_t size, std::string* error);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -44,26 +45,28 @@ struct Block {
   uint8_t* data = nullptr;
 };
 
-// The arena that this side owns: it allocates here, the peer only reads and says when it is done with a block.
+// The arena that this side owns. This side allocates blocks; the peer only reads them, and says when it is done with
+// one.
 class Arena {
  public:
   explicit Arena(uint64_t budget) : budget_(budget) {}
 
   enum class Result { kOk, kNeedSegment, kFull };
 
-  // kNeedSegment: nothing free is large enough, AddSegment(length) may help. kFull: the budget does not allow it.
+  // Returns kNeedSegment if no free block is large enough but AddSegment(length) may make one, kFull if the budget
+  // forbids it.
   Result Allocate(uint64_t length, Block* block);
-  // A segment that can hold `length` bytes, ready to be announced to the peer. Null with the reason, and `errno`.
+  // Makes a segment for `length` bytes, which the peer must be told of. Returns null with the reason, and sets `errno`.
   Segment* AddSegment(uint64_t length, std::string* error);
-  // False where no such block is in use.
+  // Returns false if no such block is in use.
   bool Release(uint32_t segment, uint64_t offset);
   bool IsInUse(uint32_t segment, uint64_t offset) const;
 
-  // Segments without a block in use for `idle_ns`, apart from the smallest needed to start again, leave the arena;
-  // their numbers are returned so that the peer can be told.
+  // Removes the segments that had no block in use for `idle_ns`, but keeps the smallest one to start again with.
+  // Returns the numbers of the removed segments, so that the peer can be told.
   std::vector<uint32_t> Trim(uint64_t now_ns, uint64_t idle_ns);
 
-  // Segments without a block in use leave the arena, the first one too; their numbers are returned likewise.
+  // Removes all segments without a block in use, and returns their numbers.
   std::vector<uint32_t> DropUnused();
 
   uint64_t budget() const { return budget_; }
@@ -74,9 +77,9 @@ class Arena {
   using Spans = std::map<uint64_t, uint64_t>;  // offset -> length
   struct Owned {
     std::unique_ptr<Segment> segment;
-    Spans free;  // never adjacent
+    Spans free;  // no two of them adjoin
     Spans used;
-    Spans::node_type spare;  // the memory of a span that has gone, for the next
+    Spans::node_type spare;  // the memory of a removed span, used again for the next one
     uint64_t idle_since_ns = 0;
   };
 
@@ -87,22 +90,22 @@ class Arena {
   std::vector<Owned> segments_;
 };
 
-// The arena that the peer owns, as it has announced it.
+// The arena that the peer owns, as the peer has announced it.
 class PeerArena {
  public:
   explicit PeerArena(uint64_t budget) : budget_(budget) {}
 
-  // A segment of `length` bytes that came with `fd`, which is taken over. False with the reason.
+  // Adds a segment of `length` bytes and takes over `fd`, which came with it. Returns false with the reason.
   bool Add(uint32_t id, int fd, uint64_t length, std::string* error);
   void Remove(uint32_t id);
   void Clear();
-  // The segment that holds a block, null with the reason where there is none. It lasts as long as somebody has it.
+  // Returns the segment that holds a block, or null with the reason. A segment lives as long as somebody holds it.
   std::shared_ptr<Segment> Find(uint32_t id, uint64_t offset, uint64_t length, std::string* error) const;
 
  private:
   const uint64_t budget_;
   std::map<uint32_t, std::shared_ptr<Segment>> segments_;
-  uint64_t size_ = 0;  // of all of them
+  uint64_t size_ = 0;  // of all segments
 };
 
 }  // namespace pytriton

@@ -1,5 +1,6 @@
-// The entry points that Triton calls. A model of ours, which has a side file, has one Endpoint per version, created when
-// the model is loaded; a Python model has one per instance, created with it.
+// The entry points that Triton calls. A bound model has a side file; its versions have one Endpoint each, which is
+// created when the model is loaded. A model with a `model.py` has one Endpoint per instance, which is created with the
+// instance.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ namespace {
 
 constexpr char kBackendName[] = "pytriton";
 
-// Exactly one of the two is set.
+// Exactly one of the two members is set.
 struct Model {
   std::unique_ptr<pytriton::Endpoint> endpoint;
   std::unique_ptr<pytriton::PythonModel> python;
@@ -38,15 +39,16 @@ struct Model {
 
 struct Instance {
   pytriton::Endpoint* endpoint;
-  // Its batches outlive it where the endpoint is the model's, and that of a `model.py` answers them when it ends.
+  // Batches may use this after the instance is gone if the endpoint belongs to the model. The endpoint of a `model.py`
+  // belongs to the instance and answers all batches before it ends.
   std::shared_ptr<pytriton::InstanceState> state = std::make_shared<pytriton::InstanceState>();
-  std::unique_ptr<pytriton::PythonInstance> python;  // where the endpoint is not the model's
+  std::unique_ptr<pytriton::PythonInstance> python;  // set if the endpoint belongs to the instance
 };
 
 using pytriton::MakeError;
 using pytriton::TakeMessage;
 
-// Nothing thrown below a C entry point may leave it.
+// Runs the body of a C entry point, out of which no exception may go.
 template <typename Function>
 TRITONSERVER_Error* Guarded(const char* what, Function function) {
   try {
@@ -62,7 +64,7 @@ TRITONSERVER_Error* Guarded(const char* what, Function function) {
     if (pytriton_error != nullptr) return pytriton_error;  \
   } while (false)
 
-// The model that a description in a file is about, as in "model 'double' version 1"; empty where the file is none.
+// Names the model that a description file is about, as in "model 'double' version 1". Returns "" if the file is none.
 std::string DescribedModel(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream content;
@@ -74,8 +76,8 @@ std::string DescribedModel(const std::string& path) {
   return name.empty() || version.empty() ? "" : "model '" + name + "' version " + version;
 }
 
-// Warns where this model and another one are told to listen at the same socket, as after a folder was copied: who comes
-// last takes the place, and the workers of the other one are turned away.
+// Warns if another model is configured to listen at the same socket, which happens when a model's folder is copied. The
+// model that is loaded last gets the socket, and the workers of the other one are refused.
 void WarnAboutSharing(const std::string& own, const std::string& description, const pytriton::Settings& settings) {
   const std::string written_for = DescribedModel(description);
   if (!written_for.empty() && written_for != own) {
@@ -93,16 +95,17 @@ void WarnAboutSharing(const std::string& own, const std::string& description, co
   }
 }
 
-// Puts the description that a drop-in model has in its version folder beside the socket, where workers look for it: that
-// folder may not have been there yet when the model was added. The copy is for the server's user, as the socket is.
+// Copies the description in the version folder of a drop-in model to a file beside the socket, where workers look for
+// it. It is done at this time because the folder of the socket may not have existed when the model was added. Like the
+// socket, the copy is readable for the server's user alone.
 void PublishDescription(const std::string& source, const std::string& target) {
   std::ifstream file(source);
-  if (!file) return;  // not a drop-in model: whoever made it sees to this
+  if (!file) return;  // this is not a drop-in model, and its owner writes the file
   std::ostringstream content;
   content << file.rdbuf();
   const std::string text = content.str();
   std::string scratch = target + ".XXXXXX";
-  const int fd = mkostemp(&scratch[0], O_CLOEXEC);  // made with mode 0600
+  const int fd = mkostemp(&scratch[0], O_CLOEXEC);  // makes the file with mode 0600
   const bool written = fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   if (fd >= 0) close(fd);
   if (!written || rename(scratch.c_str(), target.c_str()) != 0) {
@@ -112,7 +115,8 @@ void PublishDescription(const std::string& source, const std::string& target) {
   }
 }
 
-// Whether models of a backend are Python models: those of `python` are, and those of a backend that is a `model.py`.
+// Finds out whether the models of a backend are Python models: those of the backend `python` are, and those of a
+// backend that consists of a `model.py`.
 TRITONSERVER_Error* HasPythonModels(TRITONBACKEND_Backend* backend, bool* answer) {
   const char* name = nullptr;
   TRITONSERVER_Error* error = TRITONBACKEND_BackendName(backend, &name);
@@ -120,10 +124,10 @@ TRITONSERVER_Error* HasPythonModels(TRITONBACKEND_Backend* backend, bool* answer
   return error;
 }
 
-// Reads of a model's configuration how many rows it joins.
+// Reads the most rows in a batch from a model's configuration; 0 if Triton does not join requests.
 uint64_t MaxRows(const std::string& configuration) {
   const auto has = [&](const char* name) { return !pytriton::JsonMember(configuration, name).empty(); };
-  // The scheduler that there is otherwise takes one request at a time.
+  // Without one of these, Triton's default scheduler hands over one request at a time.
   if (!has("dynamic_batching") && !has("sequence_batching")) return 0;
   const std::string rows(pytriton::JsonMember(configuration, "max_batch_size"));
   return std::strtoull(rows.c_str(), nullptr, 10);
@@ -171,7 +175,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_GetBackendAttribute(
     TRITONBACKEND_Backend* backend, TRITONBACKEND_BackendAttribute* attributes) {
   bool python = false;
   PYTRITON_RETURN_IF_ERROR(HasPythonModels(backend, &python));
-  // An instance of a model with workers takes no time to load; one of a Python model does.
+  // Instances of bound models load at once, so nothing is gained by loading them in parallel; those of Python models
+  // take time.
   return python ? TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(attributes, true) : nullptr;
 }
 
@@ -213,7 +218,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
   });
 }
 
-// Called where loading failed, too: nothing is there then.
+// Triton calls this after a failed load, too. Then there is no model.
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
   return Guarded("unloading the model", [&]() -> TRITONSERVER_Error* {
     void* state = nullptr;
@@ -236,7 +241,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
       PYTRITON_RETURN_IF_ERROR(model->python->Start(instance, &made->python));
       made->endpoint = made->python->endpoint();
     }
-    // Not earlier: a `model.py` completes the configuration.
+    // This is read only now because a `model.py` may complete the configuration.
     std::string configuration;
     PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(triton_model, &configuration));
     made->state->ranks.Read(configuration);
@@ -267,7 +272,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
   });
 }
 
-// Asked for the readiness of a model by tritonserver 2.64 and later, and from 2.68 on for that of the server, too.
+// Tritonserver 2.64 and later ask this for the readiness of a model; 2.68 and later for that of the server, too.
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKEND_ModelInstance* instance) {
   return Guarded("asking for readiness", [&]() -> TRITONSERVER_Error* {
     void* state = nullptr;
@@ -282,7 +287,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKE
 
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t request_count) {
-  // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
+  // If this returns an error, Triton keeps the requests. So errors may be returned only until the batch has taken them
+  // over.
   void* state = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
   auto* own = static_cast<Instance*>(state);
@@ -295,7 +301,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     batch->counts_failures = own->python != nullptr;
     endpoint->Execute(std::move(batch));
   } catch (const std::exception& exception) {
-    // The batch has answered its requests when it was destroyed on the way here.
+    // The batch was destroyed when the exception left its scope, and its destructor has answered the requests.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());
   }
   return nullptr;

@@ -14,7 +14,7 @@ namespace pytriton {
 
 namespace {
 
-// More bytes than any tensor has, and few enough that the sum over a batch can be counted.
+// No tensor has more bytes than this, and sums of a whole batch do not overflow.
 constexpr uint64_t kLargestTensor = uint64_t{1} << 48;
 
 // One input of one request, as Triton describes it.
@@ -26,17 +26,17 @@ struct InputView {
   uint64_t byte_size;
   TRITONBACKEND_Input* input;
   uint32_t buffer_count;
-  uint32_t first_piece;  // in Inputs::pieces
+  uint32_t first_piece;  // an index in Inputs::pieces
   uint64_t elements;
 };
 
-// The inputs of all requests of a batch. Kept from batch to batch, for their memory.
+// The inputs of all requests of a batch. The object is used again for the next batch, to keep its memory.
 struct Inputs {
   std::vector<InputView> views;
-  std::vector<size_t> begin;  // of each request in `views`, and the end
+  std::vector<size_t> begin;  // where the views of each request begin in `views`, and where the last ones end
   std::vector<Piece> pieces;
   std::vector<const InputView*> column;
-  std::vector<uint8_t> joined;  // by view
+  std::vector<uint8_t> joined;  // one for each view
   std::vector<DevicePiece> device_pieces;
 };
 thread_local Inputs inputs;
@@ -48,12 +48,13 @@ bool SameColumn(const InputView& a, const InputView& b) {
 
 std::string InputName(const InputView& view) { return "input '" + std::string(view.name) + "'"; }
 
-// Whether an input has the dimensions of the model's, and the bytes of its shape, which all that is joined relies on,
-// whatever the server has checked. The bytes of strings are looked at in the record.
+// Checks that an input has the dimensions of the model's, and as many bytes as its shape says. Joining requests relies
+// on both, so they are checked here even if the server has checked them. The bytes of strings are checked in the
+// record.
 bool HasItsForm(InputView* view, const InputRanks* ranks, std::string* error) {
   const uint32_t rank = ranks == nullptr ? 0 : ranks->Find(view->name);
   if (rank != 0 && view->dims_count != rank) {
-    // Triton takes a batch of no rows for no batch.
+    // Triton does not recognize a batch without rows as a batch.
     *error = InputName(*view) + ": expected " + std::to_string(rank) + " dimensions, got " +
              std::to_string(view->dims_count) + "; where there is a batch axis, it has 1 row or more";
     return false;
@@ -64,7 +65,7 @@ bool HasItsForm(InputView* view, const InputRanks* ranks, std::string* error) {
     *error = InputName(*view) + " has data type " + std::to_string(view->dtype) + ", which this backend does not know";
     return false;
   }
-  // The other dimensions of an empty tensor are checked as well, because no array can have arbitrary ones.
+  // An empty tensor has its other dimensions checked as well, because numpy cannot make an array with arbitrary ones.
   uint64_t bytes = strings ? sizeof(uint32_t) : element;
   bool is_empty = false;
   for (uint32_t d = 0; d < view->dims_count; ++d) {
@@ -84,7 +85,8 @@ bool HasItsForm(InputView* view, const InputRanks* ranks, std::string* error) {
   return false;
 }
 
-// Notes where the piece of an input that was read last lies; false, with the reason, where nothing can copy it.
+// Notes on which device the piece of an input lies that was read last. Returns false with the reason if it cannot be
+// copied from there.
 bool NoteDevice(const InputView& view, int64_t device, std::string* error) {
   if (!HasCudaRuntime()) {
     *error = InputName(view) + " lies in the memory of GPU " + std::to_string(device) +
@@ -144,14 +146,14 @@ bool ReadInputs(TRITONBACKEND_Request* request, const InputRanks* ranks, std::st
   return true;
 }
 
-// Where the first piece of an input lies on a device that is not before `piece`.
+// Finds the first piece on a device whose number is `piece` or higher.
 std::vector<DevicePiece>::const_iterator FindDevicePiece(uint32_t piece) {
   return std::lower_bound(
       inputs.device_pieces.begin(), inputs.device_pieces.end(), piece,
       [](const DevicePiece& each, uint32_t wanted) { return each.piece < wanted; });
 }
 
-// Before the pieces of the input themselves.
+// Adds the pieces of an input that lie on devices. To be called before the pieces of the input are added.
 void AddDevicePieces(const InputView& view, BatchSource* source) {
   const auto begin = static_cast<uint32_t>(source->pieces.size());
   for (auto each = FindDevicePiece(view.first_piece);
@@ -160,8 +162,8 @@ void AddDevicePieces(const InputView& view, BatchSource* source) {
   }
 }
 
-// Adds one tensor made of the inputs in `inputs.column`, whose rows lie behind each other: of all requests, or of the one
-// that is the owner.
+// Adds one tensor that is made of the inputs in `inputs.column`, one after the other: those of all requests, or that of
+// the owner.
 void AddTensor(uint32_t owner, bool add_rows, BatchSource* source) {
   const auto& views = inputs.column;
   const InputView& first = *views[0];
@@ -227,7 +229,7 @@ Batch::Batch(
     item.request = requests[i];
     item.rows = 1;
     item.open = true;
-    // Without one, a request has its one response, an error, when it is collected.
+    // Without a factory, the request has only one response, and the error goes into it when the batch is collected.
     if (decoupled_ && !Succeeded(TRITONBACKEND_ResponseFactoryNew(&item.factory, item.request))) item.factory = nullptr;
     items_.push_back(std::move(item));
   }
@@ -264,8 +266,8 @@ bool Batch::CollectRequest(const Item& item, BatchSource* source, std::string* e
   const char* text = nullptr;
   if (failed(TRITONBACKEND_RequestId(request, &text))) return false;
   if (text != nullptr) out.id = text;
-  // A correlation id is a number, where zero means none, or a string; the call for the other kind returns an error, which
-  // is no failure.
+  // A correlation id is a number, of which zero means none, or a string. The call for the other kind returns an error,
+  // which is ignored.
   text = nullptr;
   if (!Succeeded(TRITONBACKEND_RequestCorrelationId(request, &out.correlation_id)) &&
       Succeeded(TRITONBACKEND_RequestCorrelationIdString(request, &text)) && text != nullptr) {
@@ -312,7 +314,7 @@ bool Batch::CollectRequest(const Item& item, BatchSource* source, std::string* e
     if (failed(TRITONBACKEND_RequestOutputName(request, i, &text))) return false;
     source->outputs.emplace_back(text);
   }
-  // Nearly always every request wants the same outputs: they are then written once.
+  // Nearly all requests of a batch want the same outputs, which are then written only once.
   if (!source->requests.empty() && SameOutputs(*source, source->requests[0], out.first_output, count)) {
     source->outputs.resize(out.first_output);
     out.first_output = source->requests[0].first_output;
@@ -327,7 +329,8 @@ void Batch::CollectTensors(BatchSource* source) {
   auto& column = inputs.column;
   const bool may_join = batching_ || size() == 1;
   const size_t first_inputs = begin[1];
-  // Requests list their inputs in any order: each column is looked up by name, at its own place first.
+  // Requests may list their inputs in any order, so each one is looked up by its name, first at the place where it is
+  // expected.
   const auto find = [&](uint32_t r, size_t place) -> const InputView* {
     const InputView& wanted = views[place];
     if (begin[r + 1] - begin[r] != first_inputs) return nullptr;
@@ -349,7 +352,8 @@ void Batch::CollectTensors(BatchSource* source) {
     AddTensor(kWholeBatch, batching_, source);
     for (const InputView* view : column) inputs.joined[view - views.data()] = 1;
   }
-  // What is not the same in all requests (optional or ragged inputs) goes into the record request by request.
+  // Inputs that only some requests have, or whose shapes differ, are written into the record for each request by
+  // itself.
   for (uint32_t r = 0; r < size(); ++r) {
     for (size_t i = begin[r]; i < begin[r + 1]; ++i) {
       if (inputs.joined[i] != 0) continue;
@@ -359,7 +363,8 @@ void Batch::CollectTensors(BatchSource* source) {
   }
 }
 
-// Whether a callable that keeps a state has to see a request, whoever waits for its answer.
+// Tells whether the callable must see a request even if its caller has left: a callable that keeps the state of
+// sequences must see where each of them begins and ends.
 bool Batch::MarksSequence(const Item& item) {
   uint32_t flags = 0;
   return Succeeded(TRITONBACKEND_RequestFlags(item.request, &flags)) &&
@@ -445,7 +450,7 @@ std::unique_ptr<Batch> Batch::SplitOff(uint64_t id) {
 
 namespace {
 
-// The sizes of the free dimensions of a request, whose inputs are those of a batch that was collected last.
+// Returns the sizes of the free dimensions of a request in the batch that was collected last.
 std::vector<uint64_t> FreeSizes(uint32_t request, const std::vector<const InputForm*>& forms) {
   std::vector<uint64_t> sizes;
   for (const InputForm* form : forms) {
@@ -454,14 +459,14 @@ std::vector<uint64_t> FreeSizes(uint32_t request, const std::vector<const InputF
       if (inputs.views[i].name == form->name) found = &inputs.views[i];
     }
     for (const uint32_t axis : form->free) {
-      // `HasItsForm` has seen that an input has the dimensions of the model's, and none is negative.
+      // `HasItsForm` has made sure that the input has the model's number of dimensions, and that none is negative.
       sizes.push_back(found == nullptr ? CostCut::kAbsent : static_cast<uint64_t>(found->dims[axis]));
     }
   }
   return sizes;
 }
 
-// What is wrong where inputs have to have the same free dimensions within a request; empty where nothing is.
+// Describes an error if inputs that must have the same free dimensions in a request have not; returns "" if they have.
 std::string WrongLengths(
     const std::vector<uint64_t>& sizes, const std::vector<const InputForm*>& forms, const std::vector<bool>& alike) {
   const uint64_t* first = nullptr;
@@ -483,7 +488,7 @@ std::string WrongLengths(
   return "";
 }
 
-// The costliest input of a request, as an error names it: "input 'text' with 2 rows of 9000".
+// Describes the costliest input of a request for an error: "input 'text' with 2 rows of 9000".
 std::string DescribeCostliest(uint32_t rows, const std::vector<uint64_t>& sizes, const std::vector<const InputForm*>& forms) {
   std::string costliest;
   uint64_t most = 0;
@@ -540,7 +545,7 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
   }
   if (!all) DropRefused();
   if (finished()) return parts;
-  // All memory is taken, and all counted, before the first request changes its batch.
+  // All memory is taken before the first request leaves its batch, so that a lack of memory changes nothing.
   const auto batches = cut.Cut();
   for (size_t i = 0; i + 1 < batches.size(); ++i) {
     parts.emplace_back(new Batch(next_id(), *this))->items_.reserve(batches[i].places.size());
@@ -560,11 +565,11 @@ std::vector<std::unique_ptr<Batch>> Batch::CutByCost(
 
 std::unique_ptr<Question> Batch::QuestionOf(const BatchSource& source) const {
   const RequestSource& request = source.requests.back();
-  // What belongs to a sequence depends on what came before.
+  // The answer to a request of a sequence depends on the requests before it, so it cannot be kept.
   if (request.flags != 0 || request.correlation_id != 0 || !request.correlation_string.empty()) return nullptr;
   const size_t first = inputs.begin.back();
   const size_t count = inputs.views.size() - first;
-  // Callers may list inputs and parameters in any order.
+  // Callers may list inputs and parameters in any order, so they are sorted for the comparison.
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), first);
   std::sort(order.begin(), order.end(), [](size_t a, size_t b) { return inputs.views[a].name < inputs.views[b].name; });
@@ -574,7 +579,7 @@ std::unique_ptr<Question> Batch::QuestionOf(const BatchSource& source) const {
   std::stable_sort(parameters.begin(), parameters.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
   auto question = std::make_unique<Question>();
   question->AddNumber(cache->owner());
-  // Callables may see both.
+  // Callables may read both of these, so they are a part of the question.
   question->AddNumber(request.priority);
   question->AddNumber(request.timeout_us);
   question->AddNumber(parameters.size());
@@ -612,13 +617,13 @@ std::unique_ptr<Question> Batch::QuestionOf(const BatchSource& source) const {
         continue;
       }
       const DevicePiece& found = *FindDevicePiece(view.first_piece + p);
-      // Room was made for all of it, so it stays where it is.
+      // Memory was reserved for the whole question, so this address stays valid.
       char* const target = &question->bytes[0] + question->bytes.size();
       copies.push_back({view.name, false, target, found.data, piece.size, found.device, 0});
       question->bytes.append(piece.size, '\0');
     }
   }
-  // What is wrong is said where the record is written.
+  // An error is dropped here, because the record is written next and reports it.
   bool copied = true;
   if (!copies.empty()) devices->Copy(copies, [&copied](const DeviceCopy&, const std::string&) { copied = false; });
   return copied ? std::move(question) : nullptr;
@@ -639,7 +644,7 @@ bool Batch::AnswerFromCache(Item* item, const BatchSource& source) {
     if (item->cached) return true;
   }
   if (item->question == nullptr) return false;
-  // What the worker gets is what was compared, whatever a caller does to shared memory of its own meanwhile.
+  // The worker gets the bytes that were compared, even if the caller changes its shared memory meanwhile.
   size_t place = inputs.begin.back();
   for (const uint64_t payload : item->question->payloads) {
     InputView& view = inputs.views[place++];
@@ -669,7 +674,8 @@ void Batch::StartAgain(uint64_t id) {
   input = Block{};
   input_in_use = false;
   waits = false;
-  for (auto& item : items_) item.cancelled = item.is_told = false;  // nobody has told the next worker
+  // the next worker has not been told of cancellations
+  for (auto& item : items_) item.cancelled = item.is_told = false;
 }
 
 TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
@@ -687,12 +693,12 @@ bool Batch::IsGone(const Item& item) const {
 }
 
 void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last) {
-  if (IsGone(item)) return;  // Finish sees to its end
+  if (IsGone(item)) return;  // `Finish` ends the request
   std::string reason;
   TRITONBACKEND_Response* response = NewResponse(item, &reason);
   if (response == nullptr) {
     PYTRITON_LOG(ERROR, "no response for an error could be made: " + reason + "; the error: " + text);
-    // A stream can at least be ended.
+    // This response failed, but a stream can still be ended with an empty last response.
     item.ended = last && item.factory != nullptr &&
                  Succeeded(TRITONBACKEND_ResponseFactorySendFlags(item.factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL));
     return;
@@ -720,7 +726,7 @@ void Batch::SendToStream(Item& item, TRITONBACKEND_Response* response, uint64_t 
 
 namespace {
 
-// Whether nothing more comes for the request of a decoupled model.
+// Tells whether a response entry is the last one for its request of a decoupled model.
 bool IsLast(const ResponseEntry& entry) {
   const bool failed = (entry.flags & kResponseError) != 0;
   return (entry.flags & (kResponseFinal | kResponseReschedule)) != 0 ||
@@ -729,26 +735,26 @@ bool IsLast(const ResponseEntry& entry) {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// The rows of one response in a tensor of a record.
+// The rows of a tensor in a record that belong to one response.
 struct Slice {
   const RecordTensor* tensor;
-  int64_t rows;  // -1: the tensor belongs to the response alone
+  int64_t rows;  // -1 if the whole tensor belongs to the response
   const uint8_t* data;
   uint64_t length;
   uint64_t elements;
-  uint32_t next;  // of the same response
+  uint32_t next;  // the next slice of the same response
 };
 
-// The slices of all responses of a record. Kept from record to record, for its memory.
+// The slices of all responses of a record. The object is used again for the next record, to keep its memory.
 struct Slices {
   struct Chain {
     uint32_t first = kNone;
     uint32_t last = kNone;
-    // An output whose payload does not hold the strings of all responses; null where there is none.
+    // An output whose payload is too short for the strings of all responses, or null.
     const RecordTensor* broken = nullptr;
   };
   std::vector<Slice> all;
-  std::vector<Chain> chains;  // by response
+  std::vector<Chain> chains;  // one for each response
   std::vector<uint64_t> counts, ends;
 
   void Add(size_t response, const Slice& slice) {
@@ -762,7 +768,7 @@ struct Slices {
 
 bool HasOutputs(const ResponseEntry& entry) { return (entry.flags & kResponseNothing) == 0; }
 
-// Elements of a tensor along its dimensions from `first` on.
+// Counts the elements of a tensor over its dimensions from `first` on.
 uint64_t CountElements(const RecordTensor& tensor, uint32_t first) {
   uint64_t count = 1;
   for (uint32_t d = first; d < tensor.dims_count; ++d) count *= static_cast<uint64_t>(tensor.dims[d]);
@@ -782,8 +788,8 @@ void Cut(const ResponseRecord& record, Slices* slices) {
       slices->Add(tensor.owner, {&tensor, -1, tensor.payload, tensor.payload_length, per_row, kNone});
       continue;
     }
-    // Where they end is the worker's to say, and to change until they are copied: what is found here lies in the
-    // tensor, and no more is relied on.
+    // The worker decides where strings end, and can change the bytes until they are copied. So what is found here is
+    // guaranteed to lie within the tensor, and nothing else.
     bool split = true;
     if (strings && with_outputs > 1) {
       slices->counts.clear();
@@ -808,12 +814,12 @@ void Cut(const ResponseRecord& record, Slices* slices) {
   }
 }
 
-// The outputs of one response that are wanted on devices.
+// The outputs of one response that their caller wants in the memory of devices.
 struct DeviceOutputs {
   std::vector<DeviceCopy> copies;
-  std::list<std::string> strings;  // which cannot be looked at there
+  std::list<std::string> strings;  // checked copies of strings, because the memory of a device cannot be read
 
-  // They are there when this returns, unless there is an error.
+  // When this returns without an error, all outputs are on their devices.
   void Write(Devices* devices, std::string* error) const {
     devices->Copy(copies, [error](const DeviceCopy&, const std::string& reason) { *error = reason; });
   }
@@ -831,7 +837,7 @@ bool WriteToDevice(
   if (*outputs == nullptr) *outputs = std::make_unique<DeviceOutputs>();
   const uint8_t* data = slice.data;
   if (tensor.dtype == TRITONSERVER_TYPE_BYTES) {
-    // The worker cannot change the copy any more.
+    // From here on the worker cannot change the copied strings any more.
     auto& kept = (*outputs)->strings.emplace_back(reinterpret_cast<const char*>(data), slice.length);
     data = reinterpret_cast<const uint8_t*>(kept.data());
     const std::string wrong = WrongStrings(data, slice.length, slice.elements);
@@ -870,7 +876,7 @@ bool WriteOutput(
   if (memory == TRITONSERVER_MEMORY_GPU) return WriteToDevice(slice, buffer, device, on_devices, error);
   if (slice.length != 0) std::memcpy(buffer, slice.data, slice.length);
   if (tensor.dtype != TRITONSERVER_TYPE_BYTES) return true;
-  // The copy, which the worker cannot change any more.
+  // This checks the copy, which the worker cannot change any more.
   const std::string wrong = WrongStrings(static_cast<const uint8_t*>(buffer), slice.length, slice.elements);
   if (wrong.empty()) return true;
   *error = std::string("output '") + tensor.name + "' of the worker: " + wrong;
@@ -895,8 +901,8 @@ bool WriteParameter(TRITONBACKEND_Response* response, const RecordParameter& par
   }
 }
 
-// Keeps what was answered to a question. An answer without outputs is none. Where the system has no memory for it, nothing
-// is lost but the next hit.
+// Keeps the answer to a question in the cache. An answer without outputs is not kept. If the system has no memory for
+// it, the next such question goes to the callable.
 void Keep(
     ModelCache* cache, Question question, const Slices& slices, uint32_t first,
     const std::vector<RecordParameter>& parameters) {
@@ -931,7 +937,7 @@ void Keep(
 void Batch::SendCached(Item* item, const CachedResponse& cached) {
   std::string error;
   TRITONBACKEND_Response* response = NewResponse(*item, &error);
-  if (response == nullptr) return;  // the callable is asked, and says what is wrong where that goes on
+  if (response == nullptr) return;  // the request goes on to the callable, and its response reports such an error
   std::vector<int64_t> dims;
   std::unique_ptr<DeviceOutputs> on_devices;
   for (const auto& output : cached.outputs) {
@@ -969,7 +975,7 @@ void Batch::Respond(const ResponseRecord& record) {
     const auto& entry = entries[i];
     Item& item = items_[entry.request];
     if (!item.open) {
-      // Nobody waits for answers of an expired batch; the log has it already that it was late.
+      // Answers of an expired batch are dropped without a message, because the log says already that it took too long.
       if (expired || item.given_up) continue;
       PYTRITON_LOG(WARN, "a worker answered request " + std::to_string(entry.request) + " of batch " +
                              std::to_string(id_) + " after its last response; the answer is dropped");
@@ -1021,7 +1027,7 @@ void Batch::Respond(const ResponseRecord& record) {
             error.empty() ? nullptr : MakeError(TRITONSERVER_ERROR_INTERNAL, error);
         const bool last = final || failure != nullptr;
         item.success = failure == nullptr;
-        // One that was given up may have been cut short.
+        // An answer is not kept if the caller has given up: the worker may have cut it short.
         if (item.success && item.question != nullptr && !item.cancelled && !IsCancelled(entry.request)) {
           Keep(cache, std::move(*item.question), slices, chain.first, parameters);
           item.question.reset();
@@ -1057,8 +1063,8 @@ void Batch::Release(Item& item) {
     if (error.empty()) {
       item.request = nullptr;
     } else {
-      // Triton did not take the request back, as for a model without an iterative scheduler or one that is unloaded: it is
-      // still ours, and gets an error.
+      // Triton did not take the request back. This happens if the model has no iterative scheduler, or is being
+      // unloaded. So the request is still ours and is answered with an error.
       SendError(item, TRITONSERVER_ERROR_INTERNAL, error);
     }
   }
@@ -1082,11 +1088,12 @@ void Batch::Finish(uint64_t compute_end_ns) {
   uint64_t rows = 0;
   bool any_success = false;
   for (auto& item : items_) {
-    // What the cache has answered was not executed.
+    // Requests that the cache has answered do not count as executed.
     if (!item.cached) rows += item.rows;
     any_success = any_success || (item.success && !item.cached);
     if (item.open || item.request == nullptr) continue;
-    // How long the worker was at it says nothing of what all of its requests cost.
+    // If a request failed or was answered by the cache, the time of the worker says nothing about the cost of the whole
+    // batch.
     if (!item.success || item.cached) cost = 0;
     ReportTo([&](TRITONBACKEND_ModelInstance* instance) {
       PYTRITON_LOG_IF_ERROR(
@@ -1127,11 +1134,11 @@ void Batch::LookAtPaces(
     StreamPace* const pace = items_[i].pace.get();
     if (pace == nullptr) continue;
     const bool was_paused = pace->is_paused();
-    // The worker goes on with the others of a batch where one has ended, or its caller has left.
+    // If one request of a batch has ended, or its caller has left, the worker goes on with the other ones.
     const bool goes_on = items_[i].open && !items_[i].cancelled;
     if (!goes_on) pace->End();
     const bool pauses = goes_on && pace->Look(most_waiting, wake_fd, now_ns);
-    // The time of the worker begins anew, once.
+    // A stream that goes on after a pause has the worker's time limit begin again.
     if (was_paused && !pauses) active_ns_ = now_ns;
     if (pauses != pace->is_told && tell(i, pauses)) pace->is_told = pauses;
   }

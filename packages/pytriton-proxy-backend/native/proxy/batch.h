@@ -23,17 +23,17 @@
 
 namespace pytriton {
 
-// Last responses of requests, with the errors that they bring. Both belong to the list.
+// Last responses of requests, with their errors. The list owns both.
 using LastResponses = std::vector<std::pair<TRITONBACKEND_Response*, TRITONSERVER_Error*>>;
 
-// Sends them, and leaves the list empty.
+// Sends the responses, and leaves the list empty.
 void SendLast(LastResponses* responses);
 
 class Batch {
  public:
-  // Takes over the requests: each is answered and released exactly once, at the latest by the destructor. As long as it
-  // lives, it is counted in `in_flight`. Cancelled streams are ended by `late_ends`, or at
-  // once where it is null.
+  // Takes over the requests. Each is answered and released exactly once, at the latest by the destructor. The batch
+  // counts in `in_flight` as long as it lives. `late_ends` ends cancelled streams; if it is null, they are ended at
+  // once.
   Batch(
       uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
       bool batching, bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends);
@@ -41,7 +41,7 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  // What it uses of its instance.
+  // Sets the state of its instance, which the batch keeps alive.
   void Use(const std::shared_ptr<InstanceState>& state) {
     state_ = state;
     ranks = &state->ranks;
@@ -53,77 +53,79 @@ class Batch {
   uint32_t size() const { return static_cast<uint32_t>(items_.size()); }
   uint64_t started_ns() const { return started_ns_; }
   bool finished() const { return open_ == 0; }
-  // When the worker was last known to be at it: when it was sent, or gave its last response.
+  // When the worker was last seen to work on the batch: when the batch was sent, or had its last response.
   uint64_t active_ns() const { return active_ns_; }
-  // When it was sent, or the worker was through with the one before it.
+  // When the batch was sent, or, if it was sent ahead, when the worker finished the one before it.
   uint64_t sent_ns() const { return sent_ns_; }
-  // Whether no request of it has had a response yet.
+  // Whether no request of the batch has had a response yet.
   bool untouched() const { return !touched_; }
 
-  // Fills `source` with views on the memory of the requests. What cannot be read is answered, each request with what is
-  // wrong with it alone, and so is what the cache has an answer to; they leave the batch, which is finished where nothing
-  // is left. Not for a batch that was sent and may be answered.
+  // Fills `source` with views of the requests' memory. A request that cannot be read is answered with its own error,
+  // and a request that the cache knows is answered from the cache; both leave the batch, which is finished if none is
+  // left. Not to be called for a batch that was sent and may be answered.
   void Collect(BatchSource* source);
-  // Copies what lies on devices into the record that was written of `source`, looks at the strings in it, and answers
-  // those requests that cannot be read, or whose strings are not what they announce. Where there are any, they leave the
-  // batch, the record is void, and this returns false.
+  // Copies tensors that lie on devices into the record that was made of `source`, and checks the strings in it.
+  // Requests that cannot be read, or whose strings do not match their lengths, are answered and leave the batch. If
+  // there are any, the record is void and this returns false.
   bool CompleteRecord(const BatchSource& source, const BatchLayout& layout, uint8_t* record);
-  // Takes the first half of its requests into a batch of their own, of one that no worker can have as a whole. Null where
-  // it is a single request. Not for a batch that was sent.
+  // Moves the first half of the requests of a batch that fits no worker into a new batch. Returns null if there is only
+  // one request. Not to be called for a batch that was sent.
   std::unique_ptr<Batch> SplitOff(uint64_t id);
-  // Cuts a batch of requests of different shapes into such as cost no more than the settings allow, which are to be served
-  // in the order that is returned; the last of them keeps this batch's place: it is what is left of it. A request that
-  // costs more by itself is alone, or refused where the settings say so. Finished where nothing is left. Not for a batch
+  // Cuts a batch into batches that cost no more than the settings allow, and returns them in the order in which they
+  // are to be served. The last one is what is left in this object. A request that costs more by itself is alone in its
+  // batch, or refused if the settings say so. If nothing is left, this batch is finished. Not to be called for a batch
   // that was sent.
   std::vector<std::unique_ptr<Batch>> CutByCost(
       const Settings& settings, uint64_t overhead, BatchSource* scratch, const std::function<uint64_t()>& next_id);
-  // It is the worker's from now on. Returns the time that it noted.
+  // Notes that the worker has the batch from now on. Returns the time that was noted.
   uint64_t MarkSent();
 
-  // Answers the requests that the record answers. Whatever is wrong with one answer becomes that request's error.
+  // Answers the requests that the record has answers for. What is wrong with one answer becomes the error of that
+  // request alone.
   void Respond(const ResponseRecord& record);
   // Answers every request that is still open with an error.
   void Fail(TRITONSERVER_Error_Code code, const std::string& text);
-  // Calls `tell(request)` for each request that was given up, open ones by their callers included, until that has returned
-  // true.
+  // Calls `tell(request)` for each request whose caller has left, also for open ones, until the call has returned true
+  // once.
   using Tell = std::function<bool(uint32_t)>;
   void PollCancelled(const Tell& tell);
-  // Whether the caller of an open request has given it up.
+  // Whether the caller of an open request has cancelled it.
   bool IsCancelled(uint32_t request) const { return IsCancelled(items_[request]); }
   bool IsOpen(uint32_t request) const { return items_[request].open; }
-  // Null where there is no such request, or it was given back to Triton.
+  // Returns null if there is no such request, or if it was given back to Triton.
   TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request.get() : nullptr; }
-  // Gives up every open request that its caller has not, likewise.
+  // Cancels every open request that its caller has not cancelled, and calls `tell` as `PollCancelled` does.
   void CancelOpen(const Tell& tell);
-  // Looks whose callers take what they were sent. `tell(request, pauses)` is called where that is other than the worker
-  // knows, and returns whether it knows now.
+  // Checks which callers read what they were sent. Calls `tell(request, pauses)` if that is not what the worker was
+  // told last; it returns whether the worker knows now.
   void LookAtPaces(uint64_t most_waiting, int wake_fd, uint64_t now_ns, const std::function<bool(uint32_t, bool)>& tell);
-  // Whether a stream of it pauses, so that nothing is to be expected of the worker.
+  // Whether one of its streams pauses, so that the worker may stay silent.
   bool is_paused() const;
-  // Ends the streams that are stalled for `limit_ns`, with an error, and gives them up, likewise.
+  // Ends the streams whose callers have read nothing for `limit_ns` with an error, cancels them, and calls `tell` as
+  // above.
   void EndStalled(
       uint64_t limit_ns, uint64_t now_ns, const std::function<std::string()>& text, const Tell& tell);
-  // Makes it one that was never sent, with a number of its own.
+  // Resets the batch as if it had never been sent, and gives it a new number.
   void StartAgain(uint64_t id);
 
-  const InputRanks* ranks = nullptr;  // of the model's inputs, where they are known
-  ModelCache* cache = nullptr;  // of the model's answers, where it has one
-  Devices* devices = nullptr;   // of the instance, where tensors may lie in the memory of any
-  Block input;  // the input block of this batch, until the worker gives it back
+  const InputRanks* ranks = nullptr;  // ranks of the model's inputs, if known
+  ModelCache* cache = nullptr;  // the cache of the model's answers, if it has one
+  Devices* devices = nullptr;   // the devices of the instance, if tensors may lie on any
+  Block input;  // the block with the inputs of this batch, until the worker gives it back
   bool input_in_use = false;
-  bool expired = false;  // took longer than it may; its requests have their errors
-  uint64_t cost = 0;     // where that is counted, and the time that it takes is that of its cost
+  bool expired = false;  // took longer than its limit; its requests were answered with errors
+  uint64_t cost = 0;     // if costs are counted, and the worker's time stands for this cost
   bool full = false;     // has as many rows as the model takes
-  bool waits = false;    // was sent ahead, to a worker that is at another batch
-  uint32_t returns = 0;  // how often a worker was lost before it began with it
-  // Whether it counts as an execution although every request has failed, as with Triton's Python backend.
+  bool waits = false;    // was sent ahead to a worker that works on another batch
+  uint32_t returns = 0;  // how many workers were lost before they began with it
+  // Whether it counts as an execution even if every request has failed, as with Triton's Python backend.
   bool counts_failures = false;
-  // Where the last responses go that end the batch, to be sent by whoever made it; they are sent at once where it is null.
+  // Where the last responses of the batch are collected, for its creator to send. If null, they are sent at once.
   LastResponses* held_back = nullptr;
-  std::string loss;      // how the worker that had it before was lost; empty where it is the first that has it
+  std::string loss;      // why the worker before was lost; "" if there was none
 
  private:
-  // A request that Triton has handed over. Where it was moved away from, there is none: it is released once.
+  // A request that Triton has handed over, which is released once. An object that was moved from holds none.
   class OwnRequest {
    public:
     OwnRequest() = default;
@@ -145,51 +147,51 @@ class Batch {
 
   struct Item {
     OwnRequest request;
-    TRITONBACKEND_ResponseFactory* factory;  // of a decoupled model, null where the server has made none
+    TRITONBACKEND_ResponseFactory* factory;  // set for a decoupled model, unless the server could not make one
     uint32_t rows;
     bool open;
     bool success;
     bool cancelled;
-    bool is_told;  // the worker knows that it is cancelled
-    bool ended;  // its last response, or what stands for it, is with Triton
-    bool rescheduled;  // goes back to Triton's scheduler, without a last response
-    bool asked;  // the cache was asked for an answer
-    bool cached;  // and had it
-    bool given_up;  // with an error, while the worker was at it
-    std::unique_ptr<StreamPace> pace;  // of a stream, where it is known
-    std::unique_ptr<Question> question;  // to which the answer may be kept; its inputs are read there
+    bool is_told;  // the worker has been told that the request is cancelled
+    bool ended;  // its last response was handed to Triton
+    bool rescheduled;  // goes back to Triton's scheduler without a last response
+    bool asked;  // the cache was asked for the answer
+    bool cached;  // the cache had the answer
+    bool given_up;  // answered with an error while the worker worked on it
+    std::unique_ptr<StreamPace> pace;  // how fast the caller of a stream reads, if known
+    std::unique_ptr<Question> question;  // set if the answer may be kept; it holds the inputs
   };
 
-  // Without requests, and else as another one.
+  // Makes a batch without requests that is otherwise like another one.
   Batch(uint64_t id, const Batch& like);
   bool CollectRequest(const Item& item, BatchSource* source, std::string* error);
   void CollectTensors(BatchSource* source);
-  // The request that was collected last, whose inputs are the last views. Answers it where the cache can, and has its
-  // inputs read from its question from then on where it may be able to later.
+  // Answers the request that was collected last from the cache if possible. If its answer may be kept later, its inputs
+  // are read from its question from now on.
   bool AnswerFromCache(Item* item, const BatchSource& source);
-  // The question that this request puts to the cache; null where answers to it are not to be kept.
+  // Returns the question that this request puts to the cache, or null if its answers may not be kept.
   std::unique_ptr<Question> QuestionOf(const BatchSource& source) const;
   void SendCached(Item* item, const CachedResponse& cached);
-  // Answers an open request of a batch that no worker has; `DropRefused` lets all of them go.
+  // Answers a request of a batch that no worker has with an error. `DropRefused` then removes all such requests.
   void RefuseOne(Item& item, TRITONSERVER_Error_Code code, const std::string& reason);
   void DropRefused();
   TRITONBACKEND_Response* NewResponse(Item& item, std::string* error);
-  // Whether the caller of a stream has gone, so that nothing is to be sent to it.
+  // Whether the caller of a stream has left, so that nothing must be sent to it.
   bool IsGone(const Item& item) const;
   bool IsCancelled(const Item& item) const;
   static bool MarksSequence(const Item& item);
   void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last = true);
-  // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
+  // Takes over a response and its error, and sends them. The last response of a request is sent by `Finish`.
   void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);
-  // Sends a response of a stream, and learns from the first one which stream it is.
+  // Sends a response of a stream. The first one tells which connection the stream goes over.
   void SendToStream(Item& item, TRITONBACKEND_Response* response, uint64_t bytes);
-  // Gives a request back to Triton, which is to schedule it anew where `item.rescheduled`.
+  // Gives a request back to Triton. With `item.rescheduled` Triton schedules it again.
   void Release(Item& item);
-  // Sees to the end of the requests that have their last response: statistics, release, and that response. In this
-  // order: the caller whom the response wakes then finds everything done.
+  // Ends the requests that have their last response: reports statistics, releases the request, and sends the response
+  // last, so that everything is done when the caller is woken.
   void Finish(uint64_t compute_end_ns);
 
-  // Calls `report` with the instance, for its statistics, as long as it is there.
+  // Calls `report` with the instance for its statistics, unless the instance is gone.
   template <typename Report>
   void ReportTo(const Report& report) {
     if (state_ == nullptr) return report(instance_);

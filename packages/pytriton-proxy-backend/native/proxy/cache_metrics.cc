@@ -14,7 +14,8 @@ struct Description {
   const char* name;
   const char* text;
 };
-// The families of the server itself. Triton gives out the same family again for the same name and kind.
+// The metric families that the server has for its own cache. Triton returns the existing family if name and kind are
+// the same.
 constexpr Description kDescriptions[kFamilies] = {
     {"nv_cache_num_hits_per_model", "Number of cache hits per model"},
     {"nv_cache_num_misses_per_model", "Number of cache misses per model"},
@@ -22,8 +23,8 @@ constexpr Description kDescriptions[kFamilies] = {
     {"nv_cache_miss_duration_per_model", "Total cache miss (insert+lookup) duration per model, in microseconds"},
 };
 
-// Made once: of two that a server has for the same model, as while it loads it again, the metrics are one, which lasts as
-// long as both only in one family.
+// The families are made only once. While a server loads a model again, the old and the new one share their metrics,
+// which is possible only within the same family.
 struct Families {
   TRITONSERVER_MetricFamily* all[kFamilies] = {};
   std::string error;
@@ -44,7 +45,7 @@ class CacheMetrics : public CacheCounter {
     }
   }
 
-  // The reason why not; "" where it is ready.
+  // Returns "" if the metrics were made, otherwise the reason why not.
   std::string Make(const Families& families, const std::string& model, uint64_t version) {
     const std::string number = std::to_string(version);
     TRITONSERVER_Parameter* labels[] = {

@@ -1,4 +1,4 @@
-// What the cache has done for one model, in Triton's metrics, under the names that Triton has for its own cache.
+// Counts the work of the cache for one model in Triton's metrics, under the names that Triton has for its own cache.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace pytriton {
 
-// Null where the server has no metrics of others; the log says what else is wrong.
+// Returns null if the server has no custom metrics; other failures are logged.
 std::unique_ptr<CacheCounter> NewCacheMetrics(const std::string& model, uint64_t version);
 
 }  // namespace pytriton

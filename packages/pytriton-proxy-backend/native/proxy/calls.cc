@@ -10,7 +10,7 @@ namespace pytriton {
 
 namespace {
 
-// Connections for calls to one endpoint; each has a thread, too.
+// The most connections for calls to one endpoint. Each has a thread, too.
 constexpr size_t kMaxCallers = 1024;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What workers have the server do, each over a connection of its own beside the one for batches: inference with the
-// models of the server, loading and unloading them, metrics, records in the log.
+// Requests of workers to the server, which come over a connection beside that for batches: inference with other models,
+// loading and unloading them, metrics, and records in the log.
 #pragma once
 
 #include <functional>
@@ -18,14 +18,14 @@ namespace pytriton {
 
 class Caller;
 
-// What calls are made with, the same for all workers of an endpoint.
+// What all calls of the workers of one endpoint need.
 struct CallContext {
   TRITONSERVER_Server* server;
   TRITONSERVER_ResponseAllocator* allocator;
-  ModelIdentity model;  // that the workers serve, for the log
+  ModelIdentity model;  // the model of these workers, for the log
   uint64_t arena_budget_bytes;
   uint64_t arena_idle_ms;
-  // Calls its last argument with a request that the workers are at, where there is one.
+  // Finds a request that a worker works on and calls its last argument with it; does nothing if there is none.
   std::function<void(uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use)> use_request;
   std::shared_ptr<Readiness> readiness = std::make_shared<Readiness>();
 };
@@ -33,7 +33,7 @@ struct CallContext {
 class Calls : public CallService {
  public:
   explicit Calls(CallContext context) : context_(std::make_shared<const CallContext>(std::move(context))) {}
-  // Ends the connections. Inference that goes on is cancelled, and nobody waits for it.
+  // Ends the connections. Inference that is under way is cancelled and not waited for.
   ~Calls() override;
 
   void Serve(int fd, const std::string& label) override;

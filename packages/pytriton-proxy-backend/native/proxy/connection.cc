@@ -18,14 +18,14 @@ namespace pytriton {
 
 namespace {
 
-// The most responses of a stream that may wait for their acknowledgement, and the part of the budget (one in so many)
-// that they may take.
+// Limits of the responses of a stream that are not acknowledged yet: how many, and which share of the arena's budget
+// (one part in so many).
 constexpr uint64_t kMostUnacknowledged = 16;
 constexpr uint64_t kPartsOfBudget = 8;
-// How long the messages of one worker are read in a row.
+// How long the messages of one worker are read before those of the next.
 constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
 
-// Whether one more request as the last would not fit.
+// Tells whether another request of the last one's size would exceed the model's largest batch.
 bool IsFull(const BatchSource& batch, uint64_t max_rows) {
   uint64_t rows = batch.requests.back().rows;
   for (const auto& request : batch.requests) rows += request.rows;
@@ -37,10 +37,10 @@ std::string VersionText(uint16_t major, uint16_t minor) {
 }
 
 constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
-// How often a batch goes on to another worker since one was lost before it began with it.
+// The most times that a batch goes to another worker because the one before was lost without having begun with it.
 constexpr uint32_t kMostReturns = 3;
 
-// So few messages a socket has room for, on any system. One that a worker reads is of no weight.
+// Every system's sockets have room for so many messages, so no more than this need a question to the system.
 constexpr uint32_t kMostUnread = 32;
 
 }  // namespace
@@ -150,7 +150,7 @@ void Connection::ActivityLocked(std::string* error) {
   Message message = MessageOf(MessageType::kActivity);
   message.batch = activity.taken;
   message.length = activity.in_flight;
-  bool sent;  // if not, whoever asks asks again
+  bool sent;  // if false, whoever asked asks again
   if (TryWriteLocked(&message, &sent, error)) CloseLocked("it knows what it asked for", true);
 }
 
@@ -196,16 +196,16 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
   max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), uint32_t{kMaxInFlight});
   has_ahead_ = (capabilities_ & kCapAhead) != 0 && max_in_flight_ == 1 && !says_executed_ && !settings_.decoupled;
   if (asleep_) return AttachAsleepLocked(theirs);
-  // The first segment comes with the greeting, so that the first request does not wait for it. A worker for which there
-  // is none is not welcomed: it would count as attached.
+  // The first segment is sent with the greeting, so that the first request does not wait for it. A worker for which
+  // there is no memory is not welcomed, because it would count as attached.
   Segment* segment = inputs_.AddSegment(1, error);
   if (segment == nullptr) {
     const int code = errno;
     *error = "its arena could not be made: " + *error;
     owner_->WorkerLost(label_ + ": " + *error);
-    // What the system denies it denies the next time, too.
+    // The system will deny this the next time, too, so the worker is refused.
     if (code == EFBIG || code == EPERM || code == EACCES || code == ENOSYS) return false;
-    // Where it has no memory or descriptor now, the connection ends, and the worker tries again.
+    // The system lacks memory or descriptors at the moment: the connection ends, and the worker tries again.
     CloseLocked(*error, false);
     error->clear();
     return true;
@@ -230,7 +230,8 @@ bool Connection::AttachAsleepLocked(const std::string& version) {
     CloseLocked("the answer to its greeting could not be sent", false);
     return true;
   }
-  // So it is never idle, at no cost for those that are awake. It needs no arena, either.
+  // With room for no batch this worker is never idle, so the search for an idle worker needs no check for those asleep.
+  // It needs no arena, either.
   max_in_flight_ = 0;
   state_.store(ConnectionState::kAttached, std::memory_order_release);
   PYTRITON_LOG(INFO, model_.Begin() + label_ + " is attached and asleep, protocol " + version);
@@ -244,7 +245,7 @@ void Connection::Wake() {
   Message wake = MessageOf(MessageType::kWake);
   bool sent = false;
   std::string error;
-  // It has been sent nothing but its greeting, so there is room.
+  // Only the greeting has been sent on this socket so far, so it has room.
   if (TryWriteLocked(&wake, &sent, &error) && sent) return;
   CloseLocked("it could not be told to wake" + (error.empty() ? "" : ": " + error), false);
 }
@@ -260,7 +261,7 @@ void Connection::HandOverLocked() {
     CloseLocked("the answer to its greeting could not be sent", false);
     return;
   }
-  // From here on the socket is another's: it goes from the list of connections, and is not shut down.
+  // From here on the socket belongs to the call service: it leaves the list of connections without being shut down.
   state_.store(ConnectionState::kClosed, std::memory_order_release);
   owner_->calls()->Serve(fd, label_);
 }
@@ -315,7 +316,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     return false;
   }
   Batch* batch = found->second.get();
-  const Block given_back{};  // nothing can be referred to any more
+  const Block given_back{};  // nothing may refer to this batch's inputs any more
   const Block* inputs = batch->input_in_use ? &batch->input : &given_back;
   if (!record_.Parse(
           segment->data() + message.offset, message.length, message.batch, batch->size(), settings_.decoupled, error,
@@ -328,7 +329,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     PaceLocked(batch, NowNs(), error);
     if (!error->empty()) return false;
   }
-  // Not before: outputs may be inputs.
+  // The inputs are released only now, because outputs may lie in them.
   if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(batch);
   if ((message.flags & kFlagBatchDone) != 0) {
     if (!batch->finished()) {
@@ -342,7 +343,8 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
 bool Connection::IsAcknowledgedLater(uint64_t length) {
   if (length > kAcknowledgedLaterBytes) return false;
   if (!settings_.decoupled) return true;
-  // A stream goes on while nobody tells the worker, which would be woken for each of its responses.
+  // The acknowledgement of a stream's response is put off, because it would wake the worker each time, and the stream
+  // goes on without it.
   unacknowledged_bytes_ += length;
   return consumed_ - acknowledged_ < kMostUnacknowledged && unacknowledged_bytes_ <= kAcknowledgedLaterBytes &&
          unacknowledged_bytes_ <= settings_.arena_budget_bytes / kPartsOfBudget;
@@ -443,7 +445,7 @@ void Connection::Process() {
 void Connection::ProcessLocked() {
   Packet packet;
   uint64_t deadline_ns = 0;
-  // What is there is written together, that of several streams included.
+  // Responses that are read in one go are written to their callers together, also those of several streams.
   std::optional<SentTogether> together;
   if (settings_.decoupled) together.emplace();
   while (state() != ConnectionState::kClosed) {
@@ -468,9 +470,10 @@ void Connection::ProcessLocked() {
       CloseLocked(error, false);
       break;
     }
-    // The answer that everybody waited for: whatever follows makes the socket readable again, so do not ask for it.
+    // Everything that was waited for has come, so the socket is not read once more; a later message makes it readable
+    // again.
     if ((packet.message.flags & kFlagBatchDone) != 0 && (in_flight_.empty() || has_ahead_)) break;
-    // A stream may send faster than it is read here: the other workers, and cancellations, have their turn too.
+    // A worker may send a stream faster than it is read here, so other workers and cancellations get their turn.
     const uint64_t now_ns = NowNs();
     if (deadline_ns == 0) {
       deadline_ns = now_ns + kTurnNs;
@@ -511,12 +514,13 @@ bool Connection::WriteLocked(
 bool Connection::has_room() const {
   if (load() <= kMostUnread) return true;
   pollfd room{fd_, POLLOUT, 0};
-  // The system says so as long as a quarter of the room is used at most, so a batch and its segment still fit.
+  // Linux reports room while at most a quarter of the buffer is used, so a batch and the message about its segment fit.
   return poll(&room, 1, 0) != 0;
 }
 
 bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
-  // As long as the worker reads nothing, three quarters of the room are left for what it must be sent.
+  // This writes only while a quarter of the buffer is used at most. The rest stays free for what the worker must be
+  // sent, even if it reads nothing.
   pollfd room{fd_, POLLOUT, 0};
   *sent = false;
   if (poll(&room, 1, 0) == 0) return true;
@@ -530,7 +534,7 @@ bool Connection::AcknowledgeLocked(std::string* error) {
   release.consumed = consumed_;
   bool sent = false;
   if (!TryWriteLocked(&release, &sent, error)) return false;
-  // The count is cumulative: a later acknowledgement makes up for one that found no room.
+  // The count is a running sum, so the next acknowledgement includes one that found no room.
   if (sent) {
     acknowledged_ = consumed_;
     unacknowledged_bytes_ = 0;
@@ -556,7 +560,7 @@ bool Connection::SendSegmentLocked(Segment* segment, std::string* error) {
 Connection::SendResult Connection::AllocateLocked(uint64_t length, Block* block, std::string* error) {
   Arena::Result allocated = inputs_.Allocate(length, block);
   if (allocated == Arena::Result::kFull && length <= inputs_.budget()) {
-    // Segments that were made for smaller batches make way for a larger one.
+    // Segments that were made for smaller batches are removed for a larger one.
     for (const uint32_t id : inputs_.DropUnused()) {
       Message close = MessageOf(MessageType::kSegmentClose);
       close.segment = id;
@@ -609,7 +613,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
       const SendResult allocated = AllocateLocked(layout.record_length, &block, error);
       if (allocated != SendResult::kSent) return give_back(allocated);
     }
-    // Without the requests that were refused it is never longer.
+    // The record has got shorter at most, because refused requests were left out.
     block.length = layout.record_length;
     WriteBatch(*scratch, layout, (*batch)->id(), (*batch)->started_ns(), block.data);
   } while (!(*batch)->CompleteRecord(*scratch, layout, block.data));
@@ -625,7 +629,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   if (says_executed_) executing_.store(message.batch, std::memory_order_release);
   StampSent(block.data, (*batch)->MarkSent());
   if (settings_.cost_limit != 0 && !has_ahead_ && !in_flight_.empty()) {
-    // The time that a batch took says little where it shared the worker with others, so these are not measured.
+    // Batches that a worker has at the same time are not measured, because their times say little about their costs.
     (*batch)->cost = 0;
     for (auto& entry : in_flight_) entry.second->cost = 0;
   }
@@ -637,7 +641,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   if (!WriteLocked(&message, nullptr, 0, -1, error)) {
     inputs_.Release(block.segment, block.offset);
     (*batch)->input_in_use = false;
-    // What it has answered before it closed counts.
+    // Answers that the worker sent before it closed the socket count.
     pollfd more{fd_, POLLIN, 0};
     while (state() != ConnectionState::kClosed && poll(&more, 1, 0) > 0 && (more.revents & POLLHUP) != 0) ProcessLocked();
     CloseLocked(*error, false);
@@ -662,7 +666,7 @@ bool Connection::SendCancelLocked(Batch* batch, uint32_t request, std::string* e
   Message message = MessageOf(MessageType::kCancel);
   message.batch = batch->id();
   message.index = request;
-  bool sent = false;  // if not, it is sent with a later tick
+  bool sent = false;  // if false, it is sent at a later tick
   return TryWriteLocked(&message, &sent, error) && sent;
 }
 
@@ -682,7 +686,7 @@ void Connection::PaceLocked(Batch* batch, uint64_t now_ns, std::string* error) {
     Message message = MessageOf(pauses ? MessageType::kPause : MessageType::kResume);
     message.batch = batch->id();
     message.index = request;
-    bool sent = false;  // if not, it is sent with the next tick
+    bool sent = false;  // if false, it is sent at the next tick
     return TryWriteLocked(&message, &sent, error) && sent;
   });
 }
@@ -713,7 +717,8 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
   const std::string limit = std::to_string(settings_.execution_timeout_ms) + " ms";
   for (auto& entry : in_flight_) {
     Batch* batch = entry.second.get();
-    // The response that was read after `now_ns` was taken makes this difference wrap.
+    // A response that was read after `now_ns` was taken would make this difference wrap around, so it is compared
+    // first.
     if (batch->expired || batch->waits || batch->is_paused() || now_ns <= batch->active_ns() || now_ns - batch->active_ns() < limit_ns) continue;
     batch->expired = true;
     batch->CancelOpen([&](uint32_t request) { return SendCancelLocked(batch, request, error); });
@@ -723,7 +728,8 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
             ". It may still be at it; look into its log for what it does, or allow more time");
     const std::string what = "execution timeout: batch " + std::to_string(batch->id()) + " took longer than " + limit;
     if (max_in_flight_ == 1) {
-      // Whoever works on one batch at a time reads nothing before it is done: it attaches again when it is.
+      // A worker that takes one batch at a time reads nothing until it is done, so it is disconnected. It attaches
+      // again afterwards.
       *error = what;
       return false;
     }
@@ -756,7 +762,7 @@ void Connection::Tick(uint64_t now_ns) {
       if (!WriteLocked(&message, nullptr, 0, -1, &error)) break;
     }
   }
-  // One that has a batch ahead gets the next message late, and may wait for room meanwhile.
+  // With a batch ahead, the next message to this worker comes late, and the worker may wait for room until then.
   const bool is_due = in_flight_.empty() || acknowledgement_due_ || has_ahead_ || settings_.decoupled;
   if (error.empty() && acknowledged_ != consumed_ && is_due) AcknowledgeLocked(&error);
   if (!error.empty()) CloseLocked(error, false);
@@ -788,7 +794,7 @@ bool Connection::HasAnsweredLocked() {
       case Received::kReset:
         break;
       case Received::kBroken:
-        return true;  // whatever that is
+        return true;  // something has come, whatever it is
       default:
         return false;
     }

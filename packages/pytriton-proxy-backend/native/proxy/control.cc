@@ -15,7 +15,7 @@ namespace pytriton {
 namespace {
 
 constexpr char kGone[] = "the process that supervises Python models has ended";
-// The supervisor allows half of that. One that stands still does not keep the server from its end.
+// The supervisor allows half of this time. A supervisor that hangs must not keep the server from ending.
 constexpr int kFinishTimeoutMs = 60 * 1000;
 
 template <typename Number>
@@ -47,7 +47,7 @@ bool ParseFrame(const std::string& body, Frame* frame) {
   return at == body.size();
 }
 
-// Waits for either of two descriptors, of which the second may be -1; says whether the second one is readable.
+// Waits for either of two descriptors, the second of which may be -1. Returns whether the second one is readable.
 bool WaitEither(int fd, short events, int stop_fd) {
   pollfd both[] = {{fd, events, 0}, {stop_fd, POLLIN, 0}};
   while (poll(both, 2, -1) < 0 && errno == EINTR) {

@@ -1,7 +1,7 @@
-// Frames between the library and the supervisor of hosts, the processes that run the `model.py` of Python models. Each
-// model and each of its instances has a connection of its own, whose end is the end of both sides' part in it.
+// Frames between this library and the supervisor of hosts, the processes that run the `model.py` of Python models. Each
+// model and each instance has a connection of its own; when it is closed, both sides end what belongs to it.
 //
-//   u32 size of all that follows, u16 kind, u16 count, then `count` fields, each a u32 length and its bytes
+// A frame: u32 size of all that follows, u16 kind, u16 count, then `count` fields, each a u32 length and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace pytriton {
 
-// Waits until a descriptor is readable; false where that takes longer, in milliseconds.
+// Waits until a descriptor is readable. Returns false after `timeout_ms`.
 bool WaitReadable(int fd, int timeout_ms);
 
 struct Frame {
@@ -28,15 +28,15 @@ class ControlConnection {
   ControlConnection(const ControlConnection&) = delete;
   ControlConnection& operator=(const ControlConnection&) = delete;
 
-  // Each is false with the reason.
+  // Each returns false with the reason.
   bool Connect(const std::string& path, std::string* error);
   bool Send(const Frame& frame, std::string* error);
-  // Waits for the next frame as long as the other side lives, or until `stop_fd`, where there is one, is readable.
+  // Waits for the next frame until the other side ends, or until `stop_fd` is readable, if it is given.
   bool Receive(Frame* frame, std::string* error, int stop_fd = -1);
-  // Waits until the other side has ended, and is true then; or until `stop_fd` is readable.
+  // Waits until the other side has ended, then returns true, or until `stop_fd` is readable.
   bool WaitEnd(int stop_fd);
   bool HasEnded() const;
-  // Lets the other side end what the connection is for, and waits until it has.
+  // Asks the other side to end what this connection is for, and waits until it has.
   void Finish();
 
  private:

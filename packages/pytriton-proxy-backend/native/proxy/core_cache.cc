@@ -11,7 +11,7 @@ namespace pytriton {
 
 namespace {
 
-// Whether the process has loaded an implementation of the cache, as it does where it is told to have one.
+// Whether the process has loaded a cache library of Triton, which it does if its command line configures a cache.
 bool HasCoreCache() {
   const auto visit = [](dl_phdr_info* library, size_t, void*) {
     return library->dlpi_name != nullptr && std::strstr(library->dlpi_name, "/libtritoncache_") != nullptr ? 1 : 0;

@@ -1,5 +1,5 @@
-// The response cache of Triton's core, which answers before a backend is asked, and wrongly: it takes failures for empty
-// answers, and requests of other shapes, parameters or outputs for the same.
+// The response cache in Triton's core answers requests before a backend sees them, and wrongly: it returns empty
+// answers for failed requests, and does not distinguish requests by their shapes, parameters or wanted outputs.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace pytriton {
 
-// An error for a model whose configuration has that cache on, where the process has one; `remedy` is what to do instead.
+// Returns an error for a model whose configuration turns that cache on, if the process has one. `remedy` says what to
+// do instead.
 TRITONSERVER_Error* RefuseCoreCache(
     const std::string& model, const std::string& configuration, const std::string& remedy);
 

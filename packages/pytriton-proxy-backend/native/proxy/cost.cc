@@ -8,13 +8,14 @@ namespace pytriton {
 
 namespace {
 
-// Requests among which the best cut is looked for: the time that takes grows with their square.
+// The most requests among which the best cut is searched. The time for the search grows with their square.
 constexpr size_t kMostTogether = 512;
-// What a batch costs by itself, as a share of the limit: where nobody knows better, and at the least. What is measured is
-// never exact, and a batch for each length is of use to nobody.
+// The cost of a batch by itself as a share of the limit: the value while nothing was measured, and the least one.
+// Without a least value, an inexact measurement could give each length a batch of its own.
 constexpr uint64_t kOverheadShare = 64;
 constexpr uint64_t kLeastShare = 512;
-// How much less each batch counts than the one after it, how many it takes to know, and how different they have to be.
+// The weight of a batch relative to the one after it, how many batches a measurement needs, and how much their costs
+// must differ.
 constexpr double kFading = 0.98;
 constexpr double kEnough = 8;
 constexpr double kLeastVariation = 0.05;
@@ -38,7 +39,7 @@ CostCut::CostCut(const Settings& settings, std::vector<uint32_t> axes, uint64_t 
       axes_(std::move(axes)),
       dimensions_(std::accumulate(axes_.begin(), axes_.end(), size_t{0})) {}
 
-// The cost of a batch after a request was added to it.
+// The cost of a batch with one more request.
 uint64_t CostCut::CostWith(Sum* sum, uint32_t rows, const std::vector<uint64_t>& sizes) const {
   sum->rows += rows;
   sum->longest.resize(dimensions_);
@@ -71,13 +72,14 @@ void CostCut::Add(uint32_t rows, std::vector<uint64_t> sizes) {
   requests_.push_back({rows, std::move(sizes), cost});
 }
 
-// Requests of about one length lie beside each other in `order`. Each batch is a piece of it, and these are the pieces
-// whose costs, with what each batch costs by itself, are the least in all: padding against the number of batches.
+// In `order`, requests of similar length are neighbours, so each batch is a stretch of it. This finds the stretches
+// whose costs, plus the cost of each batch by itself, have the least sum: more batches cost more by themselves, fewer
+// have more padding.
 void CostCut::CutSome(const uint32_t* order, size_t count, std::vector<Part>* batches) const {
   struct Best {
-    uint64_t total = UINT64_MAX;  // of all batches up to here
-    uint64_t cost = 0;            // of the last of them,
-    size_t from = 0;              // which begins there
+    uint64_t total = UINT64_MAX;  // the cost of all batches up to here
+    uint64_t cost = 0;            // the cost of the last of them
+    size_t from = 0;              // where the last one begins
   };
   std::vector<Best> best(count + 1);
   best[0].total = 0;
@@ -133,10 +135,10 @@ uint64_t CostPace::overhead(uint64_t limit) const {
   const double y = times_ / std::max(count_, 1.0);
   const double variance = squares_ / std::max(count_, 1.0) - x * x;
   if (count_ < kEnough || !(variance > kLeastVariation * x * x)) return std::max<uint64_t>(limit / kOverheadShare, 1);
-  // The line through the batches: time = fixed + slope * cost.
+  // Least squares: time = fixed + slope * cost.
   const double slope = (products_ / count_ - x * y) / variance;
   const double fixed = y - slope * x;
-  // Where cost does not tell the time, batches are cut where they have to be.
+  // If the time does not grow with the cost, batches are cut only at the limit.
   if (!(slope > 0) || fixed >= slope * static_cast<double>(limit)) return limit;
   const auto found = static_cast<uint64_t>(std::max(fixed / slope, 0.0));
   return std::max<uint64_t>({found, limit / kLeastShare, 1});

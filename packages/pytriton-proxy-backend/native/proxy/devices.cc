@@ -20,7 +20,8 @@ constexpr int kHostToDevice = 1;
 constexpr int kDeviceToHost = 2;
 constexpr char kNoRuntime[] = "no CUDA runtime (libcudart) is loaded in this process";
 
-// As in CUDA's `cuda_runtime_api.h`, whose enumerations are ints and whose streams are pointers, in each of its versions.
+// The functions as CUDA's `cuda_runtime_api.h` declares them; in every version, its enumerations are ints and its
+// streams are pointers.
 struct CudaRuntime {
   int (*GetDevice)(int* device);
   int (*SetDevice)(int device);
@@ -32,7 +33,7 @@ struct CudaRuntime {
   const char* (*GetErrorName)(int error);
   const char* (*GetErrorString)(int error);
 
-  // Whether `library` has all of it.
+  // Looks the functions up; returns whether `library` has them all.
   bool Find(void* library) {
     const auto find = [library](const char* name, auto* function) {
       *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(library, name));
@@ -45,7 +46,8 @@ struct CudaRuntime {
            find("cudaGetErrorString", &GetErrorString);
   }
 
-  // What a failed call says; empty where it did not fail. Nobody else in this thread is to find the error.
+  // Describes the error of a call; "" if it succeeded. Also clears the error, so that nobody else in this thread finds
+  // it.
   std::string Failure(const char* function, int error) const {
     if (error == 0) return "";
     GetLastError();
@@ -54,8 +56,8 @@ struct CudaRuntime {
   }
 };
 
-// Where a process keeps the symbols of its Triton to itself, as Python does, only the library's own handle leads to them.
-// Its file has a version in its name, and of a wheel a digest, too.
+// A process may keep the symbols of its libraries to themselves, as Python does; then only the handle of the library
+// leads to them. The file is found by its beginning, because its name has a version and in wheels also a digest.
 void FindLibraries(std::vector<void*>* found) {
   const auto look = [](dl_phdr_info* info, size_t, void* paths) {
     const char* slash = std::strrchr(info->dlpi_name, '/');
@@ -66,21 +68,23 @@ void FindLibraries(std::vector<void*>* found) {
   std::vector<std::string> paths;
   dl_iterate_phdr(look, &paths);
   for (const std::string& path : paths) {
-    // Kept open: its functions are called from now on.
+    // The library stays open, because its functions are called from now on.
     if (void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD)) found->push_back(library);
   }
 }
 
 std::atomic<void*> preferred_library{nullptr};
 
-// Null where the process has none. Of several, as where frameworks bring their own, that of Triton, or else the first that
-// works. One that does not is asked again, as it may have come before its driver.
+// Returns the CUDA runtime, or null if the process has none that works. If there are several, because frameworks bring
+// their own, Triton's is taken, or else the first that works. One that does not work is tried again later, because its
+// driver may be loaded by then.
 const CudaRuntime* Runtime() {
   static std::atomic<const CudaRuntime*> working{nullptr};
   const CudaRuntime* runtime = working.load(std::memory_order_acquire);
   if (runtime != nullptr) return runtime;
   static std::mutex mutex;
-  static auto* const known = new std::list<std::pair<void*, CudaRuntime>>();  // never moved, as threads may use them
+  // elements never move, because threads use them
+  static auto* const known = new std::list<std::pair<void*, CudaRuntime>>();
   const std::lock_guard<std::mutex> lock(mutex);
   runtime = working.load(std::memory_order_relaxed);
   if (runtime != nullptr) return runtime;
@@ -111,7 +115,7 @@ std::string Describe(const DeviceCopy& copy) {
          (copy.to_device ? "from the host to " + gpu : "from " + gpu + " to the host") + ": ";
 }
 
-// Makes a device current, and in the end the one that was before.
+// Makes a device current, and afterwards the one that was current before.
 class CurrentDevice {
  public:
   CurrentDevice(const CudaRuntime& runtime, int32_t device) : runtime_(runtime) {
@@ -172,7 +176,7 @@ void* Devices::TakeStream(int32_t device, std::string* error) {
     free_.reserve(made_ + 1);
     ++made_;
   }
-  // It waits for the default stream, as those of Triton's own backends do.
+  // A stream made by this function waits for the default stream, as the streams of Triton's own backends do.
   void* made = nullptr;
   *error = Runtime()->Failure("cudaStreamCreate", Runtime()->StreamCreate(&made));
   return error->empty() ? made : nullptr;
@@ -195,7 +199,8 @@ void Devices::CopyOn(int32_t device, const std::vector<DeviceCopy>& copies, std:
     (*outcomes)[i] =
         runtime.Failure("cudaMemcpyAsync", runtime.MemcpyAsync(copy.to, copy.from, copy.size, kind, stream));
   }
-  // Also where some could not be queued: the others read and write memory that is somebody else's soon.
+  // The stream is waited for even if some copies could not be queued, because the memory of the other ones will soon be
+  // used for something else.
   if (stream != nullptr) {
     error = runtime.Failure("cudaStreamSynchronize", runtime.StreamSynchronize(stream));
     GiveBack({device, stream});
@@ -212,7 +217,7 @@ void Devices::Copy(const std::vector<DeviceCopy>& copies, const Failed& failed) 
     if (std::find(devices.begin(), devices.end(), copy.device) == devices.end()) devices.push_back(copy.device);
   }
   if (HasCudaRuntime()) {
-    // Each caller has streams of its own meanwhile: it waits for its own copies alone, and finds what is wrong with these.
+    // Each thread uses streams of its own here, so it waits only for its own copies and sees only their errors.
     for (const int32_t device : devices) CopyOn(device, copies, &outcomes);
   } else {
     outcomes.assign(copies.size(), kNoRuntime);

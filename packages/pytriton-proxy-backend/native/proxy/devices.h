@@ -1,5 +1,5 @@
-// Copies between the memory of GPUs and that of the host, by the CUDA runtime that the server has loaded. Nothing of CUDA
-// is linked or loaded by us: where no tensor lies on a device, none of it is looked for.
+// Copies between the memory of GPUs and of the host, by the CUDA runtime that the server has loaded. This library
+// neither links nor loads CUDA, and does not look for it before a tensor lies on a device.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,27 @@ namespace pytriton {
 // Whether a CUDA runtime is loaded in this process. Looks for one as long as there is none.
 bool HasCudaRuntime();
 
-// The library, a handle of dlopen, whose CUDA runtime is taken where it has one that works.
+// Sets the library, a handle of dlopen, whose CUDA runtime is preferred if it has one that works.
 void PreferCudaRuntimeOf(void* library);
 
-// Waits for the default stream of a device. Returns what is wrong; empty where nothing is.
+// Waits for the default stream of a device. Returns an error text, or "".
 std::string WaitForDefaultStream(int32_t device);
 
 struct DeviceCopy {
   std::string_view tensor;
-  bool to_device;  // an output; else an input, which is copied to the host
+  bool to_device;  // true for an output; false for an input, which is copied to the host
   void* to;
   const void* from;
   uint64_t size;
   int32_t device;
-  uint32_t request;  // whose tensor it is
+  uint32_t request;  // the request that the tensor belongs to
 };
 
-// What one model instance copies, on streams of its own: as many on each device as threads copied at the same time.
+// The copies of one model instance, on streams of its own: on each device as many as threads have copied at the same
+// time.
 class Devices {
  public:
-  // (a copy, what is wrong)
+  // Is called with a copy and its error.
   using Failed = std::function<void(const DeviceCopy&, const std::string&)>;
 
   Devices() = default;
@@ -41,8 +42,8 @@ class Devices {
   Devices(const Devices&) = delete;
   Devices& operator=(const Devices&) = delete;
 
-  // Does all copies, and returns when nothing of CUDA reads or writes their memory any more. Calls `failed` for each that
-  // was not done. The current device of the thread is what it was before.
+  // Does all copies, and returns when CUDA has finished with their memory. Calls `failed` for each copy that was not
+  // done. The thread's current device is the same afterwards.
   void Copy(const std::vector<DeviceCopy>& copies, const Failed& failed);
 
  private:
@@ -51,15 +52,15 @@ class Devices {
     void* handle;
   };
 
-  // What came of one copy: empty where it was done.
+  // Does the copies of one device and sets their error texts, "" for success.
   void CopyOn(int32_t device, const std::vector<DeviceCopy>& copies, std::vector<std::string>* outcomes);
-  // A stream on the current device, which nobody else uses until it is given back.
+  // Returns a stream on the current device that nobody else uses until it is given back.
   void* TakeStream(int32_t device, std::string* error);
   void GiveBack(const Stream& stream);
 
   std::mutex mutex_;
   size_t made_ = 0;
-  std::vector<Stream> free_;  // has room for all that were made
+  std::vector<Stream> free_;  // its capacity is enough for all streams that exist
 };
 
 }  // namespace pytriton

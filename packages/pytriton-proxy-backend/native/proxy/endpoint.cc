@@ -26,11 +26,11 @@ namespace pytriton {
 namespace {
 
 constexpr uint64_t kGreetingTimeoutNs = 5000 * kMillisecond;
-// While workers are attached and idle: how late memory goes back.
+// How often an endpoint with idle workers gives unused memory back.
 constexpr uint64_t kIdleTickNs = 1000 * kMillisecond;
 constexpr size_t kMaxConnections = 1024;
 constexpr int kBindAttempts = 10;
-// How long to wait before accepting is tried again, and how long a failure of it is logged no second time.
+// After a failed accept: how long to wait before the next one, and how long not to log the same failure again.
 constexpr uint64_t kAcceptPauseNs = 100 * kMillisecond;
 constexpr uint64_t kAcceptLogNs = 10000 * kMillisecond;
 
@@ -41,7 +41,7 @@ sockaddr_un Address(const std::string& path) {
   return address;
 }
 
-// The process that listens on the path: 0 if none does, -1 if it cannot be told which.
+// Returns the process that listens on the path: 0 if there is none, -1 if it is unknown which.
 pid_t ListenerOf(const std::string& path) {
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return 0;
@@ -58,51 +58,52 @@ pid_t ListenerOf(const std::string& path) {
   return listener;
 }
 
-// How long a worker without room for the batch of a lost one is left alone.
+// How long a worker that has no room for a lost worker's batch is not tried again.
 constexpr uint64_t kNoRoomNs = 5 * kMillisecond;
 
-// One caller that waits for each answer: batches of one request, each so long after the end of the one before, so many in
-// a row. Then nobody has a use for this processor while the worker is at it, and Execute looks for the answer for so long
-// before it sleeps.
+// What counts as a single caller that waits for each answer: so many batches in a row of one request each, each at
+// least kPauseNs after the end of the one before. Then nothing else needs the processor while the worker is busy, and
+// Execute polls for the answer for kLookNs before it sleeps.
 constexpr uint64_t kPauseNs = 40 * 1000;
 constexpr uint32_t kInRow = 8;
 constexpr uint64_t kLookNs = 100 * 1000;
 
-// Linux has it since 4.5. The headers that this is built with may be older; a system without it wakes both who wait.
+// Linux has EPOLLEXCLUSIVE since 4.5, but the headers may be older. A system without it wakes both waiting threads.
 #ifndef EPOLLEXCLUSIVE
 constexpr uint32_t EPOLLEXCLUSIVE = 1u << 28;
 #endif
 
-// How many requests wait at most for a worker that sleeps, where Triton's queue has no limit of its own.
+// The most requests that wait for a worker that sleeps, if Triton's queue has no limit of its own.
 constexpr uint64_t kMostWaiting = 1000;
 
 using Connections = std::vector<std::shared_ptr<Connection>>;
 
-// Whether something, such as a getter of the class, is true of any of them.
+// Tells whether a predicate, such as a getter of the class, is true of any connection.
 template <typename Is>
 bool Any(const Connections& connections, const Is& is) {
   return std::any_of(
       connections.begin(), connections.end(), [&is](const auto& connection) { return std::invoke(is, *connection); });
 }
 
-// Whether a worker is attached that takes batches, which one that is asleep does not.
+// Tells whether any worker is attached that takes batches; one that is asleep does not.
 bool AnyAttached(const Connections& connections) {
   return Any(connections, [](const Connection& each) { return each.takes_batches(); });
 }
 
-// Whether one is attached that does what it is for, or will when it is woken.
+// Tells whether any worker is attached that serves the model, or will do so when it is woken.
 bool AnyServing(const Connections& connections) {
   return Any(connections, [](const Connection& each) {
     return each.state() == ConnectionState::kAttached && !each.stands_in();
   });
 }
 
-// The worker that may get a batch ahead, if there is one: of several, the one that is idle first shall have the next.
+// Returns the worker that may get a batch ahead, or null. If there are several workers, none gets one, because the next
+// batch is for the one that is idle first.
 Connection* OnlyWorker(const Connections& connections) {
   return connections.size() == 1 ? connections[0].get() : nullptr;
 }
 
-// Whether one can have a batch now.
+// Tells whether any worker can have a batch now.
 bool AnyIdle(const Connections& connections) {
   const Connection* only = OnlyWorker(connections);
   return (only != nullptr && only->takes_ahead()) ||
@@ -113,8 +114,8 @@ bool AnyBusy(const Connections& connections) {
   return Any(connections, [](const Connection& each) { return each.load() != 0 || each.executing(); });
 }
 
-// Held by whoever looks at the socket's file and changes it: an instance that goes and the one that follows it in this
-// process do so at the same time.
+// Is held while the file of a socket is checked and changed, because an instance that ends and its successor in the
+// same process do so at the same time.
 std::mutex& FilesMutex() {
   static auto* const mutex = new std::mutex();
   return *mutex;
@@ -137,11 +138,12 @@ Endpoint::~Endpoint() {
     Signal(kick_fd_);
     thread_.join();
   }
-  // Before the workers hear of it: one that is cut off and still finds the socket takes that for a server that has died.
+  // This is done before workers are disconnected, because one that still finds the socket then assumes that the server
+  // has died.
   {
     const std::lock_guard<std::mutex> lock(FilesMutex());
     struct stat status;
-    // The instance that follows this one may listen in its place already.
+    // The successor of this instance may already listen at this path.
     if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
       unlink(settings_.endpoint.c_str());
     }
@@ -185,8 +187,8 @@ bool Endpoint::MakeWay(std::string* error) const {
       *error = "another server already listens on the endpoint '" + path + "'; give each server a folder of its own";
       return false;
     }
-    // Left by a server that was killed; or it is the instance that Triton is about to replace by this one, whose
-    // workers will come here when it has answered its last request and is gone.
+    // This file is left from a server that was killed; or it belongs to the instance that Triton will replace by this
+    // one, whose workers come here when it has answered its last request and has ended.
     unlink(path.c_str());
   }
   return true;
@@ -201,9 +203,10 @@ bool Endpoint::Bind(std::string* error) {
     *error = Errno("socket");
     return false;
   }
-  // Nobody else may connect between bind and chmod: permissions set on the descriptor are those the file is born with.
+  // Permissions that are set on the descriptor before bind are those of the new file, so nobody else can connect before
+  // the chmod.
   bool bound = fchmod(listen_fd_, 0600) == 0;
-  // A model that was told the same path may come in between, if it has a library, and so a mutex, of its own.
+  // A model with the same path in another library, and so with another mutex, may bind it in between.
   for (int left = kBindAttempts; bound; --left) {
     if (!MakeWay(error)) return false;
     if (bind(listen_fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) break;
@@ -216,7 +219,7 @@ bool Endpoint::Bind(std::string* error) {
   }
   struct stat status;
   if (lstat(path.c_str(), &status) == 0) inode_ = status.st_ino;
-  // The same may have taken the place already.
+  // Such a model may have replaced the file already, which is why a missing one is no error.
   if ((chmod(path.c_str(), 0600) != 0 && errno != ENOENT) || listen(listen_fd_, 64) != 0) {
     *error = "the endpoint '" + path + "' could not be made ready: " + std::strerror(errno);
     return false;
@@ -262,16 +265,16 @@ std::shared_ptr<const Endpoint::Connections> Endpoint::connections() {
   return connections_;
 }
 
-// A message wakes the Execute that polls, or the background thread where none does: of those who wait exclusively the
-// kernel wakes the first, in the order in which they were added here, and passes over an epoll that nobody waits for.
-// So nothing needs to be told who reads at the moment. The end of a socket wakes both. An Execute that has sent a batch
-// and does not wait yet would be passed over, too: see `Run`.
+// A message wakes the Execute that polls, or the background thread if none polls: of several epolls that wait
+// exclusively the kernel wakes the first one that has a waiter, in the order in which they were added here. So nobody
+// has to switch between them. The end of a socket wakes both. An Execute that has sent a batch and does not wait yet
+// would be passed over, too; `Run` deals with that.
 bool Endpoint::WatchWorker(int fd) {
   return Watch(execute_epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE) && Watch(idle_epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE);
 }
 
 void Endpoint::UnwatchWorker(const Connection& connection) {
-  // Whoever polls has forgotten a closed one already.
+  // The Execute that polls has already removed a closed connection itself.
   epoll_ctl(execute_epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
   epoll_ctl(idle_epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
   if (connection.process_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, connection.process_fd(), nullptr);
@@ -292,7 +295,8 @@ void Endpoint::Accept() {
     if (fd < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        // Out of descriptors, most likely: the socket stays readable, so look away for a while.
+        // Most likely the process has no descriptor left. The listener stays readable, so it is not watched for a
+        // while.
         const uint64_t now_ns = NowNs();
         if (accept_logged_ns_ == 0 || now_ns - accept_logged_ns_ >= kAcceptLogNs) {
           accept_logged_ns_ = now_ns;
@@ -399,18 +403,19 @@ void Endpoint::Run() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       RemoveClosedLocked(now_ns);
-      // Whoever polls looks after what is in flight.
+      // While an Execute polls, it looks after the batches in flight.
       polling = polling_;
       const bool greets = Any(
           *connections_, [](const Connection& each) { return each.state() == ConnectionState::kGreeting; });
       const bool busy = has_orphans_ || (!polling && AnyBusy(*connections_)) || greets;
-      // As long as Executes come, and leave nothing in flight, they read what comes: an answer that is there before
-      // its Execute waits for it would wake this thread for nothing. What comes in between waits for a sweep.
+      // While Executes follow each other and leave nothing in flight, they read the messages themselves: if this thread
+      // watched too, an answer that comes before its Execute waits for it would wake this thread for nothing. Messages
+      // that come in between are read at the next sweep.
       const uint64_t executed = executed_;
       attends_workers = busy || executed == seen_executed;
       if (sweep) seen_executed = executed;
-      // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
-      // Workers that are asleep need no sweep; their sockets are attended to, so what they send is seen.
+      // A sweep stays due however many messages come meanwhile, because a stream may never pause. Workers that are
+      // asleep need no sweep, because their sockets are watched here.
       const bool asleep = attends_workers && std::all_of(connections_->begin(), connections_->end(), [](const auto& each) {
         return each->is_asleep();
       });
@@ -421,7 +426,8 @@ void Endpoint::Run() {
       sweeping_ = busy;
       changed_.notify_all();
     }
-    // After a sweep, too: it may have read the answer that is waited for, and a poll sleeps on where nothing is left.
+    // This is needed after a sweep, too: the sweep may have read the answer that an Execute waits for, whose poll would
+    // not end by itself.
     if (polling) Signal(wake_fd_);
   }
 }
@@ -446,7 +452,8 @@ void Endpoint::RemoveClosedLocked(uint64_t now_ns) {
 std::shared_ptr<Connection> Endpoint::ClaimIdle(const Connections& connections) {
   const size_t count = connections.size();
   for (;;) {
-    // The one with the least to do, in turns: one that is slow, or stopped, collects no more than the others have.
+    // Takes the worker with the fewest batches, beginning with another one each time, so that a slow or stopped worker
+    // does not collect more batches than the other ones.
     const size_t begin = next_.load(std::memory_order_relaxed);
     size_t best = count;
     uint32_t least = UINT32_MAX;
@@ -461,7 +468,7 @@ std::shared_ptr<Connection> Endpoint::ClaimIdle(const Connections& connections) 
       Connection* only = OnlyWorker(connections);
       return only != nullptr && only->ClaimAhead() ? connections[0] : nullptr;
     }
-    if (!connections[best]->Claim()) continue;  // another Execute was faster
+    if (!connections[best]->Claim()) continue;  // another Execute has claimed it meanwhile
     next_.store(best + 1, std::memory_order_relaxed);
     return connections[best];
   }
@@ -490,11 +497,11 @@ void Endpoint::Poll(const Connections& connections, uint64_t timeout_ns, uint64_
       Drain(fd);
       continue;
     }
-    // One that is not among them has come since, and stays readable until it is.
+    // A worker that is not in this list has attached since; its socket stays readable until it is in the list.
     for (const auto& connection : connections) {
       if (connection->fd() != fd) continue;
       connection->Process();
-      // It stays readable until the background thread has removed it.
+      // Its socket would stay readable until the background thread removes the connection.
       if (connection->state() == ConnectionState::kClosed) epoll_ctl(execute_epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
       break;
     }
@@ -568,7 +575,7 @@ bool Endpoint::SetAside(std::unique_ptr<Batch>* batch, uint64_t most) {
     waiting_.push_back({std::move(*batch), came_ns});
     has_orphans_ = true;
   }
-  // From here on the background thread looks after it, which may be asleep.
+  // From here on the background thread looks after the batch; it may be asleep, so it is woken.
   Signal(kick_fd_);
   return true;
 }
@@ -702,7 +709,7 @@ bool Endpoint::Redeliver() {
 
 void Endpoint::LookForAnswer(Connection* worker) {
   const uint64_t until_ns = NowNs() + kLookNs;
-  // Whoever else wants to run goes first.
+  // Yields, so that other threads that want to run go first.
   for (uint64_t now_ns = 0; worker->load() != 0 && now_ns < until_ns; now_ns = NowNs()) {
     sched_yield();
     worker->Process();
@@ -712,13 +719,13 @@ void Endpoint::LookForAnswer(Connection* worker) {
 void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   thread_local BatchSource scratch;
   if (cache_) {
-    // What it can answer takes no worker, and waits for none.
+    // Requests that the cache can answer need no worker, and do not wait for one.
     batch->cache = cache_.get();
     batch->Collect(&scratch);
     if (batch->finished()) return;
   }
   if (settings_.cost_limit != 0) {
-    // The last part goes the way of every batch; those before it are served first.
+    // The last part goes on as every batch does; those before it are served first.
     const uint64_t overhead =
         settings_.cost_overhead != 0 ? settings_.cost_overhead : cost_pace_.overhead(settings_.cost_limit);
     auto parts = batch->CutByCost(settings_, overhead, &scratch, [this] { return NextBatchId(); });
@@ -729,8 +736,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   const bool lone = batch->size() == 1 && batch->started_ns() > returned_ns_ + kPauseNs;
   lone_ = lone ? lone_ + 1 : 0;
   uint64_t sent_ns = 0;
-  // Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came to
-  // Triton's queue; so what finds no worker is taken out of that, and waits here.
+  // Each request may wait for a worker for a certain time, which begins when the request comes. But nobody knows when
+  // it came to Triton's queue. So batches without a worker are taken out of that queue and wait here.
   const uint64_t came_ns = batch->started_ns();
   const bool drains = came_ns < drain_until_ns_;
   const uint64_t limit_ns = came_ns + settings_.attach_timeout_ms * kMillisecond;
@@ -741,14 +748,14 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     bool any_attached = false;
     const auto claim = [&](const Connections& all) {
       any_attached = AnyAttached(all);
-      // Whoever sleeps is told at once.
+      // Workers that sleep are told at once.
       if (!any_attached && Any(all, &Connection::can_wake)) return true;
-      // What was set aside waits longer already.
+      // Batches that were set aside have waited longer, and go first.
       if (has_orphans_) return AnyIdle(all);
       worker = ClaimIdle(all);
       return worker != nullptr;
     };
-    // As long as a worker is attached it answers sooner or later, or dies: only its absence has a limit here.
+    // An attached worker answers sooner or later, or dies, so this wait has a limit only while no worker is attached.
     while (!worker) {
       const bool found = WaitFor(any_attached ? NowNs() + 100 * kMillisecond : deadline_ns, claim);
       if (worker) break;
@@ -765,14 +772,15 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
         return;
       }
       if (settings_.max_waiting == 0) {
-        // Triton's queue has no limit, so nobody else would refuse it.
+        // Triton's queue has no limit, so nobody else would refuse the request.
         Refuse(
             batch.get(), TRITONSERVER_ERROR_UNAVAILABLE,
             "its workers sleep, and as many requests as may, " + std::to_string(kMostWaiting) +
                 ", wait already for them to wake. Send it again a little later");
         return;
       }
-      // As many wait as Triton's queue may have: from now on it shall fill, and refuse what is too much.
+      // As many requests wait here as Triton's queue may hold. From now on that queue fills up, and Triton refuses what
+      // exceeds its limit.
       deadline_ns = std::min(limit_ns, NowNs() + kCollectNs);
     }
     switch (worker->Send(&batch, &scratch, &error)) {
@@ -783,7 +791,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
       case Connection::SendResult::kAnswered:
         break;
       case Connection::SendResult::kRefused:
-        // The batch does not fit as a whole. Its requests may fit one by one, and only those that do not get an error.
+        // The batch is too large for the arena. Its halves may fit; only a request that does not fit by itself gets an
+        // error.
         if (auto half = batch->SplitOff(NextBatchId())) {
           PutBack({std::move(half), came_ns});
           continue;
@@ -812,8 +821,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   }
   batch.reset();
 
-  // Wait at the end, not at the beginning: Triton forms the next batch before it calls again, and it shall do so when
-  // a worker is there to take it, not before.
+  // This waits at the end of Execute and not at its beginning, because Triton forms the next batch before it calls
+  // Execute: it should form it only when a worker is there to take it.
   bool busy = false;
   WaitFor(kNever, [&busy](const Connections& all) {
     busy = AnyBusy(all);
@@ -823,11 +832,11 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     Redeliver();
     busy = true;
   }
-  // What is still in flight is the background thread's from here on, which may be asleep. So is a lost worker's batch
-  // that was put back: that thread may have looked while it was in our hands.
+  // From here on the background thread looks after what is in flight; it may be asleep. The same goes for a batch that
+  // a lost worker gave back, which that thread may have missed while this function held it.
   if (has_orphans_ || (busy && !sweeping_)) Signal(kick_fd_);
   const uint64_t now_ns = NowNs();
-  // A worker that takes several batches lets Execute return before it has answered.
+  // If a worker takes several batches, Execute returns before the answer has come.
   if (lone && sent_ns != 0) answered_soon_ = !busy && now_ns - sent_ns < kLookNs;
   returned_ns_ = now_ns;
 }

@@ -7,7 +7,7 @@
 
 namespace pytriton {
 
-// The call and why it failed, with the limit to raise where one is reached.
+// Names the system call and says why it failed, and which limit to raise if one was reached.
 inline std::string Errno(const char* call) {
   const int code = errno;
   const std::string text = std::string(call) + ": " + std::strerror(code);

@@ -1,4 +1,4 @@
-// Tells the guard of the process, where there is one, which instances have a worker: its server asks no backend.
+// Tells the guard, if the process has one, which instances have a worker, because tritonserver itself asks no backend.
 #pragma once
 
 #include <dlfcn.h>
@@ -15,14 +15,15 @@ inline void TellGuard(const void* instance, const void* model, const char* name,
   if (add != nullptr) add(instance, model, name, version, is_served);
 }
 
-// Nobody who serves the instance reads the parameters of requests: a name in a request that is no input is a mistake.
+// Says that nobody who serves the instance reads the parameters of requests, so a name in a request that is no input is
+// a mistake.
 inline void TellGuardOfNames(const void* instance) {
   using Ignore = void (*)(const void*);
   const auto ignore = reinterpret_cast<Ignore>(dlsym(RTLD_DEFAULT, "pytriton_guard_ignore_parameters"));
   if (ignore != nullptr) ignore(instance);
 }
 
-// The guard asks for the instance no more when this returns.
+// When this returns, the guard does not ask for the instance any more.
 inline void ForgetInGuard(const void* instance) {
   using Remove = void (*)(const void*);
   const auto remove = reinterpret_cast<Remove>(dlsym(RTLD_DEFAULT, "pytriton_guard_remove_instance"));

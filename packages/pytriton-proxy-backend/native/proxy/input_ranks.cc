@@ -9,14 +9,14 @@ namespace pytriton {
 
 namespace {
 
-// The form of an input, of its part of the configuration; without a batch axis.
+// Reads the form of an input, without a batch axis, from its part of the configuration.
 InputForm FormOf(std::string_view input) {
   InputForm form{};
   JsonReader(JsonMember(input, "name")).String(&form.name);
-  // What the backend gets, in place of what callers send.
+  // With `reshape`, the backend gets another shape than callers send.
   const std::string_view reshaped = JsonMember(JsonMember(input, "reshape"), "shape");
   JsonReader(reshaped.empty() ? JsonMember(input, "dims") : reshaped).Array([&form](std::string_view dim) {
-    // JSON of protobuf may have numbers of 64 bits as texts.
+    // Protobuf may write numbers of 64 bits as strings in JSON.
     if (dim.substr(0, 1) == "-" || dim.substr(0, 2) == "\"-") form.free.push_back(form.rank);
     ++form.rank;
   });

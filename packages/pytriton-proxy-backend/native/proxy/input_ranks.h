@@ -1,4 +1,4 @@
-// How many dimensions each input of a model has, and which of them are free, as its configuration says.
+// How many dimensions each input of a model has according to its configuration, and which of them are free.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace pytriton {
 
 struct InputForm {
   std::string name;
-  uint32_t rank;  // its dimensions, the batch axis among them where the model batches
-  std::vector<uint32_t> free;  // those of them that differ between requests, without the batch axis
+  uint32_t rank;  // the number of its dimensions, with the batch axis if the model batches
+  std::vector<uint32_t> free;  // those that may differ between requests, without the batch axis
 };
 
 class InputRanks {
  public:
-  // Reads a model's configuration, the JSON of `TRITONBACKEND_ModelConfig`. What is not found there is not known.
+  // Reads a model's configuration, the JSON of `TRITONBACKEND_ModelConfig`. Inputs that are not in it stay unknown.
   void Read(std::string_view configuration);
-  // The dimensions of an input, its batch axis among them where the model batches; 0 where they are not known.
+  // The number of dimensions of an input, with the batch axis if the model batches; 0 if unknown.
   uint32_t Find(std::string_view name) const {
     for (const auto& form : forms_) {
       if (form.name == name) return form.rank;

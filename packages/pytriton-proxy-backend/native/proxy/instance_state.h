@@ -1,4 +1,4 @@
-// What the batches of a model instance have in common, and when the instance ends.
+// What the batches of a model instance share, and the end of the instance.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,19 @@
 
 namespace pytriton {
 
-// What the batches of a model instance use of it. It lives as long as the last of them: where a load of the model takes
-// instances away, Triton ends these while workers are still at their batches.
+// What the batches of a model instance need of it. It lives as long as the last of them, because a load of the model
+// may end instances while workers still work on their batches.
 struct InstanceState {
   InputRanks ranks;
   Devices devices;
-  std::shared_ptr<ModelCache> cache;  // where the instance has it, and not its endpoint
+  std::shared_ptr<ModelCache> cache;  // set if the cache belongs to the instance and not to its endpoint
 
-  // Triton's instance is gone when this returns, and nobody calls Triton with it from now on.
+  // When this returns, Triton's instance is gone, and nobody uses it in a call of Triton any more.
   void End() {
     const std::lock_guard<std::mutex> lock(mutex_);
     has_ended_ = true;
   }
-  // Calls `use` unless the instance has ended, which it does not meanwhile.
+  // Calls `use` unless the instance has ended; it does not end before `use` returns.
   template <typename Use>
   void WhileThere(const Use& use) {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -121,7 +121,7 @@ bool JsonReader::Value(std::string_view* value) {
       ++depth;
       ++at_;
     } else if (byte == ']' || byte == '}') {
-      // That of what the value stands in is not the value's.
+      // This bracket closes what the value stands in, so it does not belong to the value.
       if (depth == 0) break;
       ++at_;
       if (--depth == 0) break;
@@ -132,7 +132,7 @@ bool JsonReader::Value(std::string_view* value) {
     }
   }
   *value = text_.substr(begin, at_ - begin);
-  // At the end of a text that was cut off there may be only a part of a value, so nothing at its end counts.
+  // If the text was cut off, its last value may be incomplete, so a value at the very end does not count.
   return !value->empty() && at_ < text_.size();
 }
 

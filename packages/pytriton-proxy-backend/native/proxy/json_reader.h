@@ -1,5 +1,5 @@
-// Goes through a JSON text from value to value, without a tree of it: what it needs does not grow with the text, however
-// deep that nests. A text that is cut off, or no JSON, ends the walk.
+// Walks through a JSON text from value to value without making a tree of it, so its memory does not grow with the text
+// or its nesting. A text that is cut off or no JSON ends the walk.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ class JsonReader {
  public:
   explicit JsonReader(std::string_view text) : text_(text) {}
 
-  // Calls `member(name, value)` for each member of an object, with its name as it reads and the text of its value. False
-  // where the text is no object or does not end as one.
+  // Calls `member(name, value)` for each member of an object, with the unescaped name and the value's text. Returns
+  // false if the text is not a complete object.
   template <typename Member>
   bool Object(const Member& member) {
     return Each('{', '}', [&] {
@@ -26,7 +26,7 @@ class JsonReader {
     });
   }
 
-  // Calls `element(value)` for each element of an array, likewise.
+  // Calls `element(value)` for each element of an array. Returns false if the text is not a complete array.
   template <typename Element>
   bool Array(const Element& element) {
     return Each('[', ']', [&] {
@@ -37,9 +37,9 @@ class JsonReader {
     });
   }
 
-  // The character that the next value begins with; '\0' at the end.
+  // Returns the first character of the next value; '\0' at the end.
   char Next();
-  // Reads a string: its escapes become UTF-8.
+  // Reads a string, and turns its escapes into UTF-8.
   bool String(std::string* read);
 
  private:
@@ -54,20 +54,20 @@ class JsonReader {
   }
 
   bool Take(char expected);
-  // Passes over a value and returns its text.
+  // Skips a value and returns its text.
   bool Value(std::string_view* value);
   bool PassString();
-  // The number of four hexadecimal digits; -1 where there are none.
+  // Returns the number that four hexadecimal digits stand for; -1 if there are none.
   int Hexadecimal(size_t at) const;
 
   const std::string_view text_;
   size_t at_ = 0;
 };
 
-// The text of the value of a member of an object, the last one of that name; empty where there is none.
+// Returns the text of a member's value, that of the last member if several have the name; "" if none has.
 std::string_view JsonMember(std::string_view object, std::string_view name);
 
-// A text as a string of JSON, in quotes. Of what is no UTF-8, '?' is left.
+// Writes a text as a JSON string with quotes. Each byte that is not UTF-8 becomes '?'.
 std::string JsonString(std::string_view text);
 
 }  // namespace pytriton

@@ -9,7 +9,7 @@ namespace pytriton {
 
 namespace {
 
-// Never destroyed: a request may end while the process does.
+// These are never destroyed, because a request may end while the process exits.
 std::mutex& inner_mutex = *new std::mutex;
 std::unordered_set<const void*>& inner_requests = *new std::unordered_set<const void*>;
 

@@ -1,9 +1,9 @@
-// Ends the streams of callers that have gone, a while after they went.
+// Ends the streams of callers that have left, some time later.
 //
-// Triton 2.51 answers a cancelled gRPC stream in two threads that get into each other's way: where the last response of a
-// stream comes while the other thread is still at the cancellation, the server crashes, or stops for good with a lock
-// held, or never lets go of the request. So nothing is sent for a stream once it is cancelled, and its end only when
-// that thread has long finished.
+// Triton 2.51 answers a cancelled gRPC stream in two threads that race with each other: if the last response of a
+// stream comes while the other thread handles the cancellation, the server crashes, or hangs with a lock held, or never
+// releases the request. So nothing is sent for a cancelled stream, and its end is sent only when that thread has long
+// finished.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ constexpr uint64_t kLateEndNs = 250 * 1000 * 1000;
 
 class LateEnds {
  public:
-  // `wake` makes whoever calls SendDue do so.
+  // `wake` makes the thread that calls SendDue call it soon.
   explicit LateEnds(std::function<void()> wake) : wake_(std::move(wake)) {}
   ~LateEnds();
   LateEnds(const LateEnds&) = delete;
@@ -28,7 +28,7 @@ class LateEnds {
 
   // Takes over the factory of a cancelled stream.
   void Add(TRITONBACKEND_ResponseFactory* factory);
-  // Sends what is due, and returns when the next one is; UINT64_MAX where there is none.
+  // Sends what is due. Returns when the next one is due; UINT64_MAX if there is none.
   uint64_t SendDue(uint64_t now_ns);
 
  private:
@@ -44,8 +44,8 @@ class LateEnds {
   std::vector<End> ends_;
 };
 
-// Requests that Python models make of others. Whoever cancels one of these still takes what comes for it: no stream of a
-// front end is behind it.
+// Requests that Python models make of other models. If one of these is cancelled, its caller still takes the responses,
+// because no stream of a front end is involved.
 class InnerRequests {
  public:
   static void Add(const void* request);

@@ -1,4 +1,4 @@
-// How long a worker takes for its batches, as far as that tells when it is through with the next.
+// Predicts from past batches when a worker will be done with the one that it has.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,17 @@ constexpr uint64_t kNever = UINT64_MAX;
 
 class Pace {
  public:
-  // Takes note of a full batch, and how long the worker was at it.
+  // Notes a full batch and how long the worker took for it.
   void Took(uint64_t ns) {
     took_ns_[count_++ % kLast] = ns;
     const auto range = std::minmax_element(took_ns_, took_ns_ + kLast);
-    // Nothing is to be gained where a batch takes no longer than its way here and back; and nobody can tell when a worker
-    // is done that takes now this long, now that.
+    // Sending ahead gains nothing if a batch takes no longer than its transport; and if the times vary much, nobody can
+    // predict when the worker will be done.
     is_steady_ = count_ >= kLast && *range.first >= kLeastNs && *range.second - *range.first <= *range.first / 2;
     shortest_ns_ = *range.first;
   }
 
-  // How long after the begin of a full batch the worker is nearly done with it; kNever where nobody can tell.
+  // How long after the start of a full batch the worker is nearly done with it; kNever if that cannot be predicted.
   uint64_t nearly_done_ns() const {
     return is_steady_ ? shortest_ns_ - std::min(shortest_ns_ / 5, kMostEarlyNs) : kNever;
   }

@@ -12,7 +12,7 @@ namespace pytriton {
 
 namespace {
 
-// Linux has these two since 6.5 and 5.3; the headers that this is built with may be older.
+// Linux has these two since 6.5 and 5.3, but the headers may be older.
 #ifndef SO_PEERPIDFD
 constexpr int SO_PEERPIDFD = 77;
 #endif
@@ -20,7 +20,8 @@ constexpr int SO_PEERPIDFD = 77;
 constexpr long SYS_pidfd_open = 434;
 #endif
 
-// Takes the first descriptor and closes the others. False where there were others, or some could not be had.
+// Takes the first descriptor and closes the others. Returns false if there were others, or if some could not be
+// received.
 bool TakeDescriptor(msghdr* header, int* fd) {
   bool one = (header->msg_flags & MSG_CTRUNC) == 0;
   for (cmsghdr* cmsg = CMSG_FIRSTHDR(header); cmsg != nullptr; cmsg = CMSG_NXTHDR(header, cmsg)) {
@@ -48,7 +49,7 @@ int ProcessOf(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &process_fd, &length) == 0) return process_fd;
   ucred peer{};
   length = sizeof(peer);
-  // The number is 0 where the process is in a container that this one does not see into.
+  // The process id is 0 if the process is in a container that this one cannot see into.
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) return -1;
   return static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
 }
@@ -88,7 +89,7 @@ Received ReceivePacket(int socket, Packet* packet, std::string* error) {
     if (packet->message.size != size) {
       *error = "its message says " + std::to_string(packet->message.size) + " bytes, " + std::to_string(size) + " came";
     } else if (!one) {
-      // The kernel says the same where it could not install the descriptor here.
+      // The kernel sets the same flag if this process has no room for another descriptor.
       *error = (header.msg_flags & MSG_CTRUNC) != 0 && packet->fd < 0
                    ? "its descriptor could not be received: this process has too many files open"
                    : "it sent more than one descriptor with a message";

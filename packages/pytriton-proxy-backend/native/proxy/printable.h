@@ -1,5 +1,5 @@
-// Texts of others in a log: nothing in them moves a cursor, colours a terminal, or looks like a line of our own.
-// The same rule as in system/escapes.py.
+// Makes foreign texts safe for a log: nothing in them may move the cursor, colour the terminal, or look like a line of
+// ours. system/escapes.py has the same rule.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,16 @@
 
 namespace pytriton {
 
-// Controls of ASCII and of Latin-1 (with the sequences of terminals) but for the tab, separators of lines, what changes the
-// direction of what follows, and halves of surrogate pairs.
+// False for the controls of ASCII and Latin-1 except the tab (they include terminal sequences), for line separators,
+// for what changes the direction of text, and for surrogates.
 inline bool IsPrintable(uint32_t code) {
   if (code < 0x7f) return code >= 0x20 || code == '\t';
   return code > 0x9f && (code < 0x2028 || code > 0x202e) && (code < 0x2066 || code > 0x2069) &&
          !IsSurrogate(code);
 }
 
-// A text that is one line of a log, with an escape such as `\n` or `\x1b` for whatever would be more.
+// Returns a text as one line for a log, with escapes such as `
+// ` or `\x1b` for what is not printable.
 inline std::string Printable(std::string_view text) {
   std::string made;
   made.reserve(text.size());

@@ -1,5 +1,5 @@
-// Protocol 1 in C++: every number that crosses the process border. docs/protocol.md is the normative text,
-// wire/layout.py its twin in Python; the golden vectors in tests/golden are read by both.
+// Protocol 1 in C++: every number that crosses the process border. docs/protocol.md is normative, wire/layout.py has
+// the same in Python, and both are tested against the golden vectors in tests/golden.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ constexpr char kMagic[8] = {'P', 'Y', 'T', 'R', 'I', 'T', 'O', 'N'};
 constexpr uint16_t kMajor = 1;
 constexpr uint16_t kMinor = 0;
 
-// What a peer can do beyond the base of the protocol. A pair uses what both have.
+// What a peer can do beyond the base of the protocol. A connection uses what both peers can do.
 enum Capability : uint64_t {
   kCapDecoupled = 1u << 0,  // the worker may answer one request with any number of responses
   kCapCancel = 1u << 1,     // the worker reads CANCEL messages
@@ -20,11 +20,12 @@ enum Capability : uint64_t {
   kCapReschedule = 1u << 3,  // a response may be RESCHEDULE
   kCapExecuted = 1u << 4,  // the worker says when it can take the next batch: EXECUTED
   kCapContinues = 1u << 5,  // a response that is an error may be CONTINUES
-  kCapAhead = 1u << 6,  // the worker may have its next batch before it has answered the one that it is at
+  kCapAhead = 1u << 6,  // the worker may get its next batch before it has answered the current one
   kCapReferences = 1u << 7,  // a tensor of a response may be one of the inputs
-  kCapStandsIn = 1u << 8,  // the worker only says why there is none: the model is not ready
+  // the worker serves no batches; it only answers them with the reason why the model is not ready
+  kCapStandsIn = 1u << 8,
   kCapPace = 1u << 9,  // the worker reads PAUSE and RESUME messages
-  kCapAsleep = 1u << 10,  // the worker holds the place of one that sleeps: it gets WAKE and no batches
+  kCapAsleep = 1u << 10,  // the worker keeps the place of one that sleeps: it gets WAKE and no batches
 };
 constexpr uint64_t kCapabilities =
     kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
@@ -41,15 +42,16 @@ enum class MessageType : uint16_t {
   kFail = 8,          // worker -> proxy: the whole batch failed; the reason is in the message
   kRelease = 9,       // peer -> owner: the block at (segment, offset) is free again
   kCancel = 10,       // proxy -> worker: request `index` of the batch is not wanted any more
-  kDetach = 11,       // worker -> proxy: no more batches, please; the proxy closes once nothing is in flight
-  kActivity = 12,     // in place of a greeting: how many batches are in flight; and the answer, which ends the connection
-  kCaller = 13,       // in place of HELLO, with a greeting: a connection for calls
+  kDetach = 11,       // worker -> proxy: asks for no more batches; the proxy closes when all are answered
+  // in place of a greeting: asks how many batches are in flight; also the answer, which ends the connection
+  kActivity = 12,
+  kCaller = 13,       // in place of HELLO, with the same greeting: this connection is for calls
   kCall = 14,         // worker -> proxy, in one: an operation, with a CallBody and a text; a batch record may lie there
   kResult = 15,       // proxy -> worker, in one: the call is done, and its value
-  kExecuted = 16,     // worker -> proxy: its callable has returned from the batch, whether that is answered or not
-  kPause = 17,         // proxy -> worker: the caller of request `index` does not take its responses: send no more for now
-  kResume = 18,        // proxy -> worker: it takes them again
-  kWake = 19,          // proxy -> worker that is asleep: a batch waits, and nobody is there to take it
+  kExecuted = 16,     // worker -> proxy: the callable has returned from the batch, whether or not the batch is answered
+  kPause = 17,  // proxy -> worker: the caller of request `index` does not read its responses: send no more for now
+  kResume = 18,        // proxy -> worker: the caller reads them again
+  kWake = 19,          // proxy -> worker that is asleep: a batch waits, and no worker is awake
 };
 
 constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again
@@ -57,7 +59,7 @@ constexpr uint16_t kFlagBatchDone = 1u << 1;      // RESPONSE, FAIL, RESULT: not
 constexpr uint16_t kFlagStream = 1u << 2;         // CALL of INFER: any number of responses may come
 constexpr uint16_t kFlagExecuting = 1u << 3;      // RESPONSE, FAIL, with BATCH_DONE: EXECUTED is still to come
 
-// What a CALL is about, its `index`.
+// What a CALL asks for; its `index`.
 enum class Operation : uint32_t {
   kInfer = 1,
   kLoadModel = 2,
@@ -79,17 +81,18 @@ struct Message {
   uint16_t type;
   uint16_t flags;
   uint32_t size;      // bytes of the whole packet
-  uint64_t batch;     // ACTIVITY of the proxy: how many batches there have been
-  uint64_t consumed;  // BATCH and RELEASE of the proxy: RESPONSE messages fully read so far on this connection
+  uint64_t batch;     // in ACTIVITY of the proxy: how many batches there were
+  // in BATCH and RELEASE of the proxy: how many RESPONSE messages of this connection it has read completely
+  uint64_t consumed;
   uint32_t segment;
   uint32_t index;     // CANCEL: request; FAIL: Triton's error code
   uint64_t offset;
-  uint64_t length;    // ACTIVITY of the proxy: batches in flight
+  uint64_t length;    // in ACTIVITY of the proxy: batches in flight
 };
 static_assert(sizeof(Message) == 48);
 
-// Follows the header of HELLO, WELCOME and REFUSE; then `text_length` bytes of UTF-8. The first twelve bytes keep
-// their meaning in every future version, and a longer greeting is read as far as it is known.
+// Follows the header of HELLO, WELCOME and REFUSE; `text_length` bytes of UTF-8 follow it. The first twelve bytes mean
+// the same in every future version. A longer greeting is read as far as it is known.
 struct Greeting {
   char magic[8];
   uint16_t major;
@@ -107,11 +110,12 @@ struct Greeting {
 };
 static_assert(sizeof(Greeting) == 72);
 
-// Follows the header of CALL; then the rest of the packet is a text.
+// Follows the header of CALL; the rest of the packet is a text.
 struct CallBody {
   int64_t subject;        // INFER, MODEL_READY: the model's version; of a metric: its number; see docs/protocol.md
   double value;           // of an operation on a metric
-  uint64_t parent_batch;  // INFER: the batch for whose request it is made, 0 for none: to be traced with it
+  // INFER: the batch with the request for which this call is made, so that both share a trace; 0 for none
+  uint64_t parent_batch;
   uint32_t parent_request;
   uint8_t reserved[4];
 };
@@ -178,7 +182,7 @@ constexpr uint32_t kResponseError = 1u << 1;
 constexpr uint32_t kResponseEmpty = 1u << 2;  // no outputs: only ends the request (decoupled)
 constexpr uint32_t kResponseReschedule = 1u << 3;  // no outputs: the request goes back to Triton's scheduler
 constexpr uint32_t kResponseContinues = 1u << 4;  // with kResponseError: more comes for this request (decoupled)
-// Entries with one of these have no rows in tensors over the whole batch.
+// Entries with one of these flags have no rows in the tensors over the whole batch.
 constexpr uint32_t kResponseNothing = kResponseError | kResponseEmpty | kResponseReschedule;
 
 struct ResponseEntry {

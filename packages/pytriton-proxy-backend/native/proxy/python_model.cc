@@ -19,21 +19,21 @@ namespace pytriton {
 
 namespace {
 
-// Fields of an announcement, see `FrameKind`.
+// The places of fields in an announcement, see `FrameKind`.
 constexpr size_t kConfiguration = 3;
 constexpr size_t kCompletes = 5;
 constexpr int kConnectAgainMs = 100;
-// Between two questions for a host, the second time and later: twice the time before.
+// The longest pause between two questions for a host. It is doubled each time.
 constexpr int kMaxPauseMs = 2000;
 
-// The file that says where the supervisor listens: that of the server, where whoever has started it starts the processes
-// as well, else the one that lies in the folder of the library.
+// Returns the file with the socket of the supervisor. Whoever started the server names it in the environment if it also
+// starts the processes; otherwise it lies in the library's folder.
 std::string HostsFile(const std::string& folder) {
   const char* told = std::getenv(kHostsVariable);
   return told != nullptr && *told != '\0' ? told : folder + "/" + kHostsFileName;
 }
 
-// The supervisor has a working directory of its own.
+// Makes a path absolute, because the supervisor has another working directory.
 std::string Absolute(const std::string& path) {
   char folder[PATH_MAX];
   if (IsAbsolutePath(path) || getcwd(folder, sizeof(folder)) == nullptr) return path;
@@ -91,7 +91,7 @@ TRITONSERVER_Error* PythonModel::Load(
     if (auto* error = SetConfiguration(model, completed)) return error;
     announced->announcement_.fields[kConfiguration] = completed;
   }
-  // Another supervisor is to serve the same.
+  // The next supervisor must serve the configuration as it was completed, not complete it again.
   announced->announcement_.fields[kCompletes].clear();
   *loaded = std::move(announced);
   return nullptr;
@@ -109,7 +109,7 @@ TRITONSERVER_Error* PythonModel::Announce(int stop_fd, uint64_t patience_ms, std
   }
   std::vector<std::string> answer;
   if (auto* refused = Ask(control.get(), announcement_, 2, stop_fd, &answer)) return refused;
-  // What the model does not say, the file beside the library does.
+  // Settings that the model does not have come from the file beside the library.
   Settings told = settings_;
   if (!ParseSettings(answer[1], &told, &error)) return MakeError(TRITONSERVER_ERROR_INTERNAL, error);
   settings_ = std::move(told);
@@ -119,7 +119,7 @@ TRITONSERVER_Error* PythonModel::Announce(int stop_fd, uint64_t patience_ms, std
 }
 
 bool PythonModel::AnnounceAgain(int stop_fd, Settings* settings, std::string* error) {
-  // Another instance may be at it, and is not to keep this one from its end.
+  // Another instance may hold the mutex for long, and must not keep this one from ending.
   while (!mutex_.try_lock()) {
     if (WaitReadable(stop_fd, kConnectAgainMs)) return false;
   }
@@ -171,7 +171,7 @@ TRITONSERVER_Error* PythonModel::Start(TRITONBACKEND_ModelInstance* instance, st
   if (auto* error = TRITONBACKEND_ModelInstanceDeviceId(instance, &device)) return error;
   std::string reason;
   Settings settings;
-  // The supervisor that it was announced to may have ended since.
+  // The supervisor to which the model was announced may have ended meanwhile.
   if (!AnnounceAgain(-1, &settings, &reason)) return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, reason);
   const std::string model_endpoint = settings.endpoint;
   settings.endpoint += "." + std::to_string(++instances_);

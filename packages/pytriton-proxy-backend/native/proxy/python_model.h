@@ -1,5 +1,6 @@
-// Models written for Triton's Python backend, served by hosts: processes that a supervisor outside of the server starts,
-// one for each instance. The library asks for them, and each instance has an endpoint for its host to attach to.
+// Models written for Triton's Python backend. They run in hosts, one process for each instance, which a supervisor
+// outside of the server starts when this library asks for them. Each instance has an endpoint to which its host
+// attaches.
 #pragma once
 
 #include <atomic>
@@ -19,13 +20,13 @@ namespace pytriton {
 
 class PythonModel;
 
-// One instance with its host, from the host's `initialize` to the end of its `finalize`. Where the supervisor has ended,
-// and its hosts with it, the next one that listens in its place is asked for a host.
+// One instance with its host, from the host's `initialize` to the end of its `finalize`. If the supervisor ends, its
+// hosts end with it; the next supervisor at the same socket is then asked for a host.
 class PythonInstance {
  public:
-  // The fields of a question for its host are `about` between the model's endpoint and its own.
+  // A question for a host has the fields `about` between the endpoints of the model and of the instance.
   PythonInstance(PythonModel* model, std::vector<std::string> about, const Settings& settings);
-  // While its endpoint is still there: the host detaches.
+  // To be called before its endpoint is destroyed, because the host detaches from it.
   ~PythonInstance();
   PythonInstance(const PythonInstance&) = delete;
   PythonInstance& operator=(const PythonInstance&) = delete;
@@ -35,29 +36,29 @@ class PythonInstance {
  private:
   friend class PythonModel;
 
-  // Asks for the first host, and begins to keep the instance supplied with one.
+  // Asks for the first host, and starts the thread that asks for another one whenever it is gone.
   TRITONSERVER_Error* Begin(const std::string& model_endpoint);
   // Asks for a host, and waits until it has initialized.
   TRITONSERVER_Error* Ask(const std::string& model_endpoint);
-  void Keep();  // the thread: keeps it supplied with a host until the instance ends
+  void Keep();  // that thread, which runs until the instance ends
   bool AskAgain(std::string* error);
 
   PythonModel* const model_;
   const std::vector<std::string> about_;
   Endpoint endpoint_;
   std::unique_ptr<ControlConnection> control_;
-  int stop_fd_ = -1;  // readable when the instance ends
+  int stop_fd_ = -1;  // becomes readable when the instance ends
   std::thread keeper_;
 };
 
 class PythonModel {
  public:
-  // Announces the model to the supervisor, and has Triton take the configuration that its `model.py` completes.
+  // Announces the model to the supervisor, and hands Triton the configuration that its `model.py` has completed.
   static TRITONSERVER_Error* Load(
       TRITONBACKEND_Model* model, TRITONBACKEND_Backend* backend, const ModelIdentity& identity,
       const std::string& folder, std::unique_ptr<PythonModel>* loaded);
 
-  // Returns when the host of the instance has initialized and can attach.
+  // Returns when the host of the instance has run `initialize` and can attach.
   TRITONSERVER_Error* Start(TRITONBACKEND_ModelInstance* instance, std::unique_ptr<PythonInstance>* started);
 
  private:
@@ -66,22 +67,22 @@ class PythonModel {
   PythonModel(const ModelIdentity& identity, Settings settings, Frame announcement)
       : identity_(identity), supervisor_(settings.endpoint), settings_(std::move(settings)),
         announcement_(std::move(announcement)) {}
-  // Announces the model, and gives the configuration that was completed, or nothing. Waits for a supervisor.
+  // Announces the model and returns the completed configuration, or "". Waits for a supervisor.
   TRITONSERVER_Error* Announce(int stop_fd, uint64_t patience_ms, std::string* completed);
-  // Announces it once more where the supervisor that knew it has ended; gives what `settings_` are then.
+  // Announces the model again if the supervisor that knew it has ended. Returns the `settings_` afterwards.
   bool AnnounceAgain(int stop_fd, Settings* settings, std::string* error);
-  // Asks a supervisor and waits for its answer. An error of it is the load error, word for word.
+  // Asks a supervisor and waits for its answer. If it answers with an error, that is the load error, word for word.
   TRITONSERVER_Error* Ask(
       ControlConnection* control, const Frame& question, size_t count, int stop_fd,
       std::vector<std::string>* answer) const;
-  // Advice for an error: which command starts the supervisor that cannot be reached.
+  // Advice for an error: the command that starts the supervisor which cannot be reached.
   std::string Advice() const;
   TRITONSERVER_Error* Unavailable(const std::string& error) const;
 
   const ModelIdentity identity_;
-  const std::string supervisor_;  // path of its socket
+  const std::string supervisor_;  // the path of the supervisor's socket
   std::mutex mutex_;
-  // Those of its instances, whose endpoints begin with its endpoint. Guarded by the mutex, as what follows.
+  // The settings of its instances, whose endpoints begin with this one. The mutex guards it and what follows.
   Settings settings_;
   Frame announcement_;
   std::unique_ptr<ControlConnection> control_;

@@ -9,7 +9,7 @@ namespace pytriton {
 
 namespace {
 
-// As with Triton's Python backend.
+// The same as in Triton's Python backend.
 constexpr std::chrono::seconds kPatience{5};
 const Readiness::Answer kGone{false, "the process of the model ended before it had said whether it is ready"};
 
@@ -46,7 +46,7 @@ TRITONSERVER_Error* Readiness::Check(const std::string& instance) {
   std::unique_lock<std::mutex> lock(mutex_);
   uint64_t question = under_way_;
   if (question == 0) {
-    // Where nobody waits to be asked, the model says nothing of itself.
+    // If no worker waits for a question, the model has no readiness of its own.
     if (!ask_) return nullptr;
     question = under_way_ = ++last_;
     const auto ask = std::move(ask_);
@@ -58,7 +58,7 @@ TRITONSERVER_Error* Readiness::Check(const std::string& instance) {
   if (!changed_.wait_until(lock, deadline, [&] { return under_way_ != question; })) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "Timed out waiting for user-defined is_ready() response");
   }
-  // Where several came since, the last one counts.
+  // If several answers have come since, the last one counts.
   if (!answer_.failure.empty()) return MakeError(TRITONSERVER_ERROR_INTERNAL, answer_.failure);
   if (answer_.is_ready) return nullptr;
   return MakeError(

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
 
-// Puts strings and tables behind each other in the metadata of a record.
+// Lays strings and tables one after the other into the metadata of a record.
 class Cursor {
  public:
   Cursor(uint8_t* base, uint64_t start) : base_(base), at_(start) {}
@@ -25,7 +25,8 @@ class Cursor {
 
   StringRef String(std::string_view text) {
     const StringRef ref{static_cast<uint32_t>(at_), static_cast<uint32_t>(text.size())};
-    if (!text.empty()) std::memcpy(base_ + at_, text.data(), text.size());  // an empty view may point nowhere
+    // the pointer of an empty view may be invalid
+    if (!text.empty()) std::memcpy(base_ + at_, text.data(), text.size());
     base_[at_ + text.size()] = 0;
     at_ += text.size() + 1;
     return ref;
@@ -51,7 +52,7 @@ void BatchSource::Clear() {
 
 namespace {
 
-// The bytes of the tables and texts that all records have, with the places of the payloads behind `metadata`.
+// Computes the size of the tables and texts that all records have, and places the payloads behind `metadata`.
 bool FinishLayout(
     const RecordSource& source, const char* what, uint64_t metadata, BatchLayout* layout, std::string* error) {
   metadata += source.tensors.size() * sizeof(TensorEntry) + source.dims.size() * sizeof(int64_t) +
@@ -156,7 +157,7 @@ void WriteBatch(
   int64_t* dims;
   ParameterEntry* parameters;
   StringRef* outputs;
-  // What no table and no text fills, before the payloads: workers know batches by these bytes.
+  // The padding before the payloads is cleared, because workers compare the metadata of batches byte by byte.
   std::memset(out + layout.metadata_length - kAlignment, 0, kAlignment);
   auto* header = reinterpret_cast<RecordHeader*>(out);
   *header = MakeHeader(kBatchMagic, batch, source.requests.size(), source.tensors.size(), layout);
@@ -214,7 +215,7 @@ void CheckStrings(
     const BatchSource& source, const BatchLayout& layout, const uint8_t* record,
     const std::function<void(uint32_t, const std::string&)>& refuse) {
   uint64_t payload = layout.metadata_length;
-  uint32_t place = 0;  // of the tensor whose payload begins there
+  uint32_t place = 0;  // the tensor whose payload begins there
   for (const auto& strings : source.strings) {
     const auto& tensor = source.tensors[strings.tensor];
     for (; place < strings.tensor; ++place) {
@@ -328,7 +329,7 @@ bool PeerRecord::CheckParameters(uint32_t offset, uint32_t count, std::string* e
 
 namespace {
 
-// What a tensor of a record has to be. Each of these is false, and says what is wrong, where it is not that.
+// The checks of a tensor in a record. Each returns false with the reason.
 
 bool CheckKind(const TensorEntry& entry, size_t owners, std::string* error) {
   if (entry.owner != kWholeBatch && entry.owner >= owners) {
@@ -359,7 +360,7 @@ bool CheckShape(const TensorEntry& entry, const int64_t* dims, std::string* erro
   return false;
 }
 
-// `refers`: its payload lies in the inputs of the batch.
+// `refers`: the payload lies in the inputs of the batch.
 bool CheckSource(const TensorEntry& entry, bool refers, std::string* error) {
   const bool strings = entry.dtype == kBytesType;
   if (!refers || (!strings && entry.source == kSourceBatch)) return true;
@@ -379,7 +380,7 @@ bool CheckPlace(const TensorEntry& entry, uint64_t begin, uint64_t end, bool ref
   return false;
 }
 
-// `rows` of the responses of a whole batch; null where there is no such rule.
+// `rows` are the rows of the responses of a whole batch; null if the tensor belongs to one response.
 bool CheckRows(const TensorEntry& entry, const int64_t* dims, const uint64_t* rows, std::string* error) {
   if (rows == nullptr || entry.owner != kWholeBatch) return true;
   if (entry.dims_count != 0 && static_cast<uint64_t>(dims[0]) == *rows) return true;

@@ -1,4 +1,5 @@
-// Batch records out, response records in. Knows bytes, not Triton: tests and the fuzzer run it without a server.
+// Writes batch records and reads response records. Knows bytes, not Triton: tests and the fuzzer run it without a
+// server.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +18,13 @@ namespace pytriton {
 // ---- what goes into a record: views on the caller's memory, collected first, written once ----------------------
 
 struct Piece {
-  const void* data;  // null where it lies on a device
+  const void* data;  // null if it lies on a device
   uint64_t size;
 };
 
-// Where a piece lies that is not on the host.
+// Where a piece lies that is in the memory of a device.
 struct DevicePiece {
-  uint32_t piece;  // in RecordSource::pieces
+  uint32_t piece;  // an index in RecordSource::pieces
   uint32_t request;
   int32_t device;
   const void* data;
@@ -33,12 +34,12 @@ struct TensorSource {
   std::string_view name;
   uint32_t dtype;
   uint32_t owner;
-  uint32_t first_dim;  // in RecordSource::dims
+  uint32_t first_dim;  // an index in RecordSource::dims
   uint32_t dims_count;
-  uint32_t first_piece;  // in RecordSource::pieces
+  uint32_t first_piece;  // an index in RecordSource::pieces
   uint32_t piece_count;
   uint64_t length;  // of all its pieces
-  bool in_place = false;  // its only piece is used where it lies: its place behind the record's other payloads is void
+  bool in_place = false;  // its only piece is used where it lies, and its place in the record stays unused
 };
 
 struct ParameterSource {
@@ -57,9 +58,9 @@ struct RequestSource {
   std::string_view id;
   std::string_view correlation_string;
   std::string_view trace_context;
-  uint32_t first_parameter = 0;  // in BatchSource::parameters
+  uint32_t first_parameter = 0;  // an index in BatchSource::parameters
   uint32_t parameter_count = 0;
-  uint32_t first_output = 0;  // in BatchSource::outputs
+  uint32_t first_output = 0;  // an index in BatchSource::outputs
   uint32_t output_count = 0;
 };
 
@@ -70,13 +71,13 @@ struct RecordSource {
   std::vector<ParameterSource> parameters;
 };
 
-// The strings of one request in a tensor, which may have those of others before and behind them.
+// The strings of one request in a tensor, which may also hold those of other requests.
 struct StringsSource {
-  uint32_t tensor;  // in RecordSource::tensors
+  uint32_t tensor;  // an index in RecordSource::tensors
   uint32_t request;
-  uint64_t begin;  // in the payload
+  uint64_t begin;  // an offset in the payload
   uint64_t length;
-  uint64_t count;  // how many the request's shape announces
+  uint64_t count;  // how many strings the shape of the request announces
 };
 
 struct BatchSource : RecordSource {
@@ -88,7 +89,7 @@ struct BatchSource : RecordSource {
   void Clear();
 };
 
-// One response, which all tensors and parameters belong to.
+// One response, to which all tensors and parameters belong.
 struct ResponseSource : RecordSource {
   uint32_t flags = 0;
   uint32_t error_code = 0;
@@ -98,37 +99,37 @@ struct ResponseSource : RecordSource {
 struct BatchLayout {
   uint64_t metadata_length = 0;
   uint64_t record_length = 0;
-  uint64_t written_length = 0;  // of that, what `WriteBatch` writes: all but the tensors that stay in place
+  uint64_t written_length = 0;  // what `WriteBatch` writes of it: everything but the tensors that stay in place
 };
 
-// Returns false, with the reason, where the record would pass the limits of the protocol.
+// Returns false with the reason if the record would exceed the limits of the protocol.
 bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error);
 
-// Writes `layout.written_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0. What lies on
-// devices is left out, for `CopiesOf`.
+// Writes `layout.written_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0. Pieces on
+// devices are left out; `CopiesOf` lists them.
 void WriteBatch(
     const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out);
 
-// What is to be copied into a record that was written, of the pieces that lie on devices.
+// Lists the copies from devices that complete a written record.
 std::vector<DeviceCopy> CopiesOf(const BatchSource& source, const BatchLayout& layout, uint8_t* record);
 
-// Calls `refuse(request, reason)` for each strings of a request that are not exactly those that its shape announces, so
-// that no length reaches into what another request has sent. It looks into the record that was written, not into what
-// it was written of: callers may change shared memory of theirs at any time.
+// Calls `refuse(request, reason)` for each request whose strings are not exactly those that its shape announces, so
+// that no length reaches into the data of another request. It reads the written record and not its source, because
+// callers may change their shared memory at any time.
 void CheckStrings(
     const BatchSource& source, const BatchLayout& layout, const uint8_t* record,
     const std::function<void(uint32_t, const std::string&)>& refuse);
 
-// The same for a response record. Zero bytes inside of texts end them there, as they do for whoever reads them.
+// The same for a response record. A text ends at its first zero byte, as it does for its readers.
 bool LayoutResponse(const ResponseSource& source, BatchLayout* layout, std::string* error);
 void WriteResponse(const ResponseSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out);
 
-// Notes in a record written by WriteBatch when it is sent.
+// Sets the time of sending in a record that WriteBatch has written.
 inline void StampSent(uint8_t* record, uint64_t sent_ns) {
   reinterpret_cast<RecordHeader*>(record)->sent_ns = sent_ns;
 }
 
-// Where the cancellation byte of a request lies in a record written by WriteBatch.
+// The offset of a request's cancellation byte in a record that WriteBatch has written.
 inline uint64_t CancelledOffset(uint32_t request) {
   return sizeof(RecordHeader) + uint64_t{request} * sizeof(RequestEntry) + offsetof(RequestEntry, cancelled);
 }
@@ -152,8 +153,8 @@ struct RecordParameter {
   uint64_t value;
 };
 
-// The peer may write to its arena at any time: metadata are copied before they are checked, payloads are only ever
-// copied or handed on, never trusted.
+// A record that a peer has written. The peer may change its arena at any time, so metadata are copied before they are
+// checked; payloads are copied or handed on, and never trusted.
 class PeerRecord {
  public:
   const std::vector<RecordTensor>& tensors() const { return tensors_; }
@@ -165,8 +166,8 @@ class PeerRecord {
   template <typename T>
   bool CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const;
   bool CheckParameters(uint32_t offset, uint32_t count, std::string* error) const;
-  // Reads the tensors of `owners` entries. `rows`: what those over the whole batch must have, null where they may have
-  // any shape. `batch`: what they may refer to, null where they may not.
+  // Reads the tensors of `owners` entries. `rows` is what the tensors over the whole batch must have, or null for any
+  // shape. `batch` is the record whose inputs they may refer to, or null if they may not.
   bool ReadTensors(
       const uint8_t* block, const RecordHeader& header, const char* what, size_t owners, const uint64_t* rows,
       const uint8_t* const* payloads, const Block* batch, std::string* error);
@@ -179,9 +180,9 @@ class PeerRecord {
 
 class ResponseRecord : public PeerRecord {
  public:
-  // `block` holds `length` readable bytes; `decoupled` allows several responses to one request. `payloads` has, for a
-  // peer in this process, the address of every tensor's payload that does not lie in the block, else 0; all of it may
-  // be null. `inputs` is the block of the batch, for a peer whose tensors may refer to it.
+  // `block` has `length` readable bytes; `decoupled` allows several responses to a request. For a peer in this process,
+  // `payloads` has the address of each tensor's payload that does not lie in the block, otherwise 0; it may be null.
+  // `inputs` is the block of the batch if the peer's tensors may refer to it.
   bool Parse(
       const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
       std::string* error, const uint8_t* const* payloads = nullptr, const Block* inputs = nullptr);
@@ -209,17 +210,17 @@ class CallRecord : public PeerRecord {
   RequestEntry entry_{};
 };
 
-// What is wrong with a BYTES payload that has to hold exactly `count` elements (length, then data); "" where nothing is.
-// `decode_strings` in wire/strings.py says the same.
+// Describes what is wrong with a BYTES payload that must hold exactly `count` elements (length, then data); "" if it is
+// right. `decode_strings` in wire/strings.py has the same texts.
 std::string WrongStrings(const uint8_t* payload, uint64_t length, uint64_t count);
 
-// Splits the elements of a BYTES payload (length, then data) after every `counts[i]` elements. `ends[i]` gets the
-// offset behind part i. False where the payload does not hold exactly the elements.
+// Cuts a BYTES payload (length, then data) into parts of `counts[i]` elements. `ends[i]` is set to the offset behind
+// part i. Returns false if the payload does not hold exactly these elements.
 bool SplitStrings(
     const uint8_t* payload, uint64_t length, const std::vector<uint64_t>& counts, std::vector<uint64_t>* ends);
 
-// Whether a tensor has the bytes that its shape and type take, and of BYTES the strings; else `error` has what was expected.
-// Strings at a null address are not looked at.
+// Whether a tensor has as many bytes as its shape and type say, and for BYTES as many strings; otherwise `error` says
+// what was expected. Strings at a null address are not checked.
 bool FitsShape(
     uint32_t dtype, const int64_t* dims, uint64_t dims_count, const uint8_t* data, uint64_t length, std::string* error);
 

@@ -65,7 +65,7 @@ struct SipState {
   }
 };
 
-// Below that a single one is as fast.
+// For fewer bytes a single hash is as fast.
 constexpr size_t kWide = 256;
 constexpr size_t kLanes = 4;
 
@@ -146,7 +146,7 @@ void ResponseCache::Keep(Question question, CachedResponse response) {
   const uint64_t bytes = question.bytes.size() + BytesOf(response);
   if (!Fits(bytes)) return;
   question.payloads = {};
-  Entries added;  // made, and dropped, without the lock
+  Entries added;  // nodes are made and destroyed without the lock
   Hash(&question);
   added.push_back(
       {std::move(question), std::make_shared<const CachedResponse>(std::move(response)), bytes + kEntryBytes});
@@ -199,7 +199,7 @@ ModelCache::ModelCache(uint64_t budget, std::unique_ptr<CacheCounter> counter)
 void ModelCache::Renew() { cache_->Forget(owner_.exchange(NextOwner(), std::memory_order_acq_rel)); }
 
 void ModelCache::Keep(Question question, CachedResponse response) {
-  // One that was asked before a renewal would never be asked again.
+  // A question from before a renewal would never be asked again, so its answer is not kept.
   if (OwnerOf(question) == owner()) cache_->Keep(std::move(question), std::move(response));
 }
 

@@ -1,4 +1,4 @@
-// Answers that are given again where the same is asked again. Knows bytes, not Triton: tests run it without a server.
+// Keeps answers for requests that come again. Knows bytes, not Triton: tests run it without a server.
 #pragma once
 
 #include <atomic>
@@ -33,12 +33,12 @@ struct CachedResponse {
   std::vector<CachedParameter> parameters;
 };
 
-// All that an answer depends on, byte by byte: two requests are the same where these bytes are. They begin with whose
-// question it is, see `ModelCache`.
+// Everything that an answer depends on, as bytes: two requests are the same if these bytes are the same. They begin
+// with the owner's number, see `ModelCache`.
 struct Question {
   std::string bytes;
-  std::vector<uint64_t> payloads;  // where the payload of each input begins in the bytes, in the order of the request
-  uint64_t hash = 0;  // what the cache has made of the bytes; 0: nothing yet
+  std::vector<uint64_t> payloads;  // where the payload of each input begins, in the order of the request
+  uint64_t hash = 0;  // the hash of the bytes; 0 if not computed yet
 
   void AddNumber(uint64_t number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof(number)); }
   void AddText(std::string_view text) {
@@ -47,27 +47,27 @@ struct Question {
   }
 };
 
-// Keeps answers as long as they fit into its budget; those go first that nobody has asked for the longest time. From any
-// thread.
+// Keeps answers within a budget of memory, and drops those first that were not asked for the longest. Any thread may
+// use it.
 class ResponseCache {
  public:
-  // What an answer and its question take beyond their bytes.
+  // What an answer and its question take besides their bytes.
   static constexpr uint64_t kEntryBytes = 320;
   static constexpr uint64_t kOutputBytes = sizeof(CachedOutput);
   static constexpr uint64_t kParameterBytes = sizeof(CachedParameter);
 
   explicit ResponseCache(uint64_t budget);
-  // The one of this library, which its models share, and which goes with the last of them. Its budget is the largest that
-  // one of them has named.
+  // The cache that all models of this library share. It is destroyed with the last of them; its budget is the largest
+  // that one of them has named.
   static std::shared_ptr<ResponseCache> OfLibrary(uint64_t budget);
 
-  // Whether so many bytes of a question, or of that and its answer, may be kept.
+  // Whether a question of so many bytes, alone or with its answer, may be kept.
   bool Fits(uint64_t bytes) const { return bytes <= budget_.load(std::memory_order_relaxed) - kEntryBytes; }
-  // Null where there is no answer.
+  // Returns null if there is no answer.
   std::shared_ptr<const CachedResponse> Find(Question* question);
-  // Keeps an answer unless it does not fit. Of two to the same question the last is kept.
+  // Keeps an answer unless it does not fit. It replaces an earlier answer to the same question.
   void Keep(Question question, CachedResponse response);
-  // Drops the answers to all questions of an owner.
+  // Drops all answers of an owner.
   void Forget(uint64_t owner);
 
   uint64_t used_bytes() const;
@@ -92,26 +92,26 @@ class ResponseCache {
   void Hash(Question* question) const;
   void DropLocked(Entries::iterator entry);
 
-  const uint64_t secret_[2];  // nobody outside of the process can aim at the place of a question
+  const uint64_t secret_[2];  // a random key, so that nobody outside of the process can provoke collisions
   std::atomic<uint64_t> budget_;
   mutable std::mutex mutex_;
-  Entries entries_;  // the one that was asked for last comes first
-  std::unordered_map<Key, Entries::iterator, HashOf> places_;  // keys refer to the bytes of the entries
+  Entries entries_;  // the one asked for last comes first
+  std::unordered_map<Key, Entries::iterator, HashOf> places_;  // the keys point into the entries
   uint64_t used_bytes_ = 0;
 };
 
-// Learns what became of questions, and how long that took.
+// Is told what became of each question, and how long it took.
 class CacheCounter {
  public:
   virtual ~CacheCounter() = default;
   virtual void Hit(uint64_t ns) = 0;
   virtual void Miss(uint64_t ns) = 0;
-  // An answer to a question that was missed is kept.
+  // The answer to a question that had none was kept.
   virtual void Kept(uint64_t ns) = 0;
 };
 
-// The answers of one loaded model in the cache of the library. They are its own: a model that is loaded again, or whose
-// workers change, begins without any.
+// The answers of one loaded model in the cache of the library. When the model is loaded again, or its workers change,
+// it begins without answers.
 class ModelCache {
  public:
   // `counter` may be null.
@@ -120,14 +120,14 @@ class ModelCache {
   ModelCache(const ModelCache&) = delete;
   ModelCache& operator=(const ModelCache&) = delete;
 
-  // The number that questions begin with from now on. `Renew` changes it, so that no older answer is found.
+  // The number with which questions begin from now on. `Renew` changes it, so that older answers are not found.
   uint64_t owner() const { return owner_.load(std::memory_order_acquire); }
-  // Drops all answers, those included to requests that are being answered.
+  // Drops all answers, and does not keep those to requests that are under way.
   void Renew();
   bool Fits(uint64_t bytes) const { return cache_->Fits(bytes); }
   std::shared_ptr<const CachedResponse> Find(Question* question) { return cache_->Find(question); }
   void Keep(Question question, CachedResponse response);
-  // Null where nobody counts.
+  // Null if nobody counts.
   CacheCounter* counter() const { return counter_.get(); }
 
  private:
@@ -136,12 +136,12 @@ class ModelCache {
   std::atomic<uint64_t> owner_;
 };
 
-// Whose question it is.
+// The number of a question's owner.
 uint64_t OwnerOf(const Question& question);
 
 // SipHash-1-3 of some bytes.
 uint64_t SipHash(const uint64_t secret[2], std::string_view bytes);
-// The same of many bytes, several times as fast: of the hashes of every fourth word, and of what is left.
+// The same for many bytes, several times faster: four hashes of every fourth word each, and one of the rest.
 uint64_t WideSipHash(const uint64_t secret[2], std::string_view bytes);
 
 }  // namespace pytriton

@@ -25,7 +25,7 @@ bool ParseNumber(const std::string& text, uint64_t* value) {
   return errno == 0;
 }
 
-// Sets what the line says. False with what was expected.
+// Sets the value of a line. Returns false with what was expected.
 bool SetValue(const std::string& key, const std::string& value, Settings* settings, std::string* expected) {
   for (const NumberSetting& number : kNumberSettings) {
     if (key != number.key) continue;

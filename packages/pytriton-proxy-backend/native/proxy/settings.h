@@ -1,4 +1,5 @@
-// The side file `pytriton.conf` in a model's version folder: what the proxy must know and Triton's API does not tell.
+// The side file `pytriton.conf` in a model's version folder: what the proxy must know and cannot learn from Triton's
+// API.
 #pragma once
 
 #include <string>
@@ -8,10 +9,10 @@
 
 namespace pytriton {
 
-// Reads a side file. False with the file and the reason.
+// Reads a side file. Returns false with its path and the reason.
 bool ReadSettings(const std::string& path, Settings* settings, std::string* error);
 
-// `text` is lines of `key = value`; `#` begins a comment line. False with the line and the reason.
+// `text` has lines of `key = value`; `#` begins a comment line. Returns false with the line and the reason.
 bool ParseSettings(const std::string& text, Settings* settings, std::string* error);
 
 }  // namespace pytriton

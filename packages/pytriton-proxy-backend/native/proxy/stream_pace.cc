@@ -21,7 +21,7 @@ const GuardResponses& Responses() {
   return responses;
 }
 
-// What the guard offers; nothing without it, or where it is an older one.
+// The functions of the guard; empty without a guard, or with an older one.
 struct GuardStreams {
   void (*const announce)(uint64_t, bool) = Find<void (*)(uint64_t, bool)>("pytriton_guard_announce_response");
   void* (*const take)() = Find<void* (*)()>("pytriton_guard_take_stream");

@@ -153,10 +153,10 @@ enum : uint32_t {
   TRITONSERVER_TXN_DECOUPLED = 2,
 };
 
-// Version of the backend API that these declarations come from: the same major and at least this minor is needed.
+// The version of the backend API of these declarations: a server needs the same major and at least this minor.
 constexpr uint32_t kBackendApiMajor = 1;
 constexpr uint32_t kBackendApiMinor = 19;
-// The version of the structure of a model's configuration.
+// The version of the JSON format in which Triton returns a model's configuration.
 constexpr uint32_t kConfigVersion = 1;
 
 TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* msg);
@@ -166,8 +166,8 @@ const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error);
 bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel level);
 TRITONSERVER_Error* TRITONSERVER_LogMessage(
     TRITONSERVER_LogLevel level, const char* filename, const int line, const char* msg);
-// A backend request and a server request are one object in every Triton so far, and the priority has no backend
-// call. Weak, so that a server without it only loses the priority.
+// A backend request and a server request have been the same object in every Triton so far, and the backend API has no
+// call for the priority. It is weak, so that a server without it only lacks the priority.
 __attribute__((weak)) TRITONSERVER_Error* TRITONSERVER_InferenceRequestPriorityUInt64(
     TRITONSERVER_InferenceRequest* request, uint64_t* priority);
 __attribute__((weak)) TRITONSERVER_Error* TRITONSERVER_InferenceTraceContext(
@@ -272,7 +272,8 @@ TRITONSERVER_Error* TRITONSERVER_InferenceResponseOutput(
 TRITONSERVER_Error* TRITONSERVER_InferenceResponseOutputClassificationLabel(
     TRITONSERVER_InferenceResponse* response, const uint32_t index, const size_t class_index, const char** label);
 
-// Newer than the oldest server that this library runs in, or left out of some builds: weak, and looked for before the call.
+// These are newer than the oldest server that this library runs in, or missing in some builds. They are weak, and
+// checked before they are called.
 __attribute__((weak)) TRITONSERVER_Error* TRITONSERVER_InferenceTraceSpawnChildTrace(
     TRITONSERVER_InferenceTrace* trace, TRITONSERVER_InferenceTrace** child_trace);
 __attribute__((weak)) TRITONSERVER_Error* TRITONSERVER_InferenceTraceDelete(TRITONSERVER_InferenceTrace* trace);

@@ -12,7 +12,7 @@
 
 namespace pytriton {
 
-// The text of an error that a call returned, "" where it succeeded. Takes the error over.
+// Returns the text of an error that a call returned, or "" if it succeeded. Takes the error over.
 inline std::string TakeMessage(TRITONSERVER_Error* error) {
   if (error == nullptr) return "";
   std::string text = TRITONSERVER_ErrorMessage(error);
@@ -20,14 +20,14 @@ inline std::string TakeMessage(TRITONSERVER_Error* error) {
   return text.empty() ? "unknown error" : text;
 }
 
-// Whether a call failed; then `error` has its text, and is untouched otherwise. Takes the result over.
+// Whether a call failed; if so, `error` is set to its text. Takes the result over.
 inline bool Failed(TRITONSERVER_Error* result, std::string* error) {
   if (result == nullptr) return false;
   *error = TakeMessage(result);
   return true;
 }
 
-// Whether a call succeeded, where nobody asks why it did not. Takes the result over.
+// Whether a call succeeded, for callers that do not need the reason. Takes the result over.
 inline bool Succeeded(TRITONSERVER_Error* result) {
   if (result == nullptr) return true;
   TRITONSERVER_ErrorDelete(result);
@@ -45,7 +45,7 @@ inline void Log(TRITONSERVER_LogLevel level, const char* file, int line, const s
 
 #define PYTRITON_LOG(level, text) ::pytriton::Log(TRITONSERVER_LOG_##level, __FILE__, __LINE__, (text))
 
-// Logs the error of a call whose failure cannot be answered in a better way.
+// Logs the error of a call if nobody could be answered with it.
 #define PYTRITON_LOG_IF_ERROR(call, what)                                                                          \
   do {                                                                                                             \
     TRITONSERVER_Error* pytriton_failed = (call);                                                                  \
@@ -54,7 +54,7 @@ inline void Log(TRITONSERVER_LogLevel level, const char* file, int line, const s
     }                                                                                                              \
   } while (false)
 
-// The JSON text of a message.
+// Sets `text` to the JSON of a message.
 inline TRITONSERVER_Error* TextOf(TRITONSERVER_Message* message, std::string* text) {
   const char* base = nullptr;
   size_t size = 0;
@@ -77,7 +77,7 @@ inline uint64_t NowNs() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Adds a parameter as Triton gives it, whose texts it keeps; false where its type is not known here.
+// Adds a parameter of Triton's; its texts stay Triton's. Returns false if its type is unknown here.
 inline bool AddParameter(
     const char* key, TRITONSERVER_ParameterType type, const void* value, RecordSource* source) {
   ParameterSource parameter{key, static_cast<uint32_t>(type), {}, 0};

@@ -7,7 +7,8 @@
 
 namespace pytriton {
 
-// The character that a text begins with and its bytes; none, of one byte, where that is no UTF-8.
+// The first character of a text and its length in bytes; if the text does not begin with UTF-8, an invalid one of one
+// byte.
 struct Character {
   size_t bytes = 1;
   uint32_t code = 0;
@@ -29,10 +30,10 @@ inline Character FirstCharacter(std::string_view text) {
   return {size, code, true};
 }
 
-// Whether it is the half of a pair, which stands for no character.
+// Whether a code is a surrogate, that is, half of a pair, which stands for no character by itself.
 inline bool IsSurrogate(uint32_t code) { return code >= 0xd800 && code <= 0xdfff; }
 
-// How many bytes at its begin are UTF-8 without surrogates.
+// How many bytes at the beginning are UTF-8 without surrogates.
 inline size_t Utf8Prefix(std::string_view text) {
   size_t good = 0;
   while (good < text.size()) {
@@ -43,7 +44,7 @@ inline size_t Utf8Prefix(std::string_view text) {
   return good;
 }
 
-// Whether a text is what protobuf takes for one.
+// Whether protobuf accepts these bytes as a string.
 inline bool IsUtf8(std::string_view text) { return Utf8Prefix(text) == text.size(); }
 
 }  // namespace pytriton

@@ -1,4 +1,4 @@
-// One call of a worker, from its packet to the last answer.
+// One call of a worker, from its packet to its last answer.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,20 @@ struct Call {
 
   const std::shared_ptr<Caller> caller;
   const uint64_t number;
-  const uint32_t segment;  // the place of its record
+  const uint32_t segment;  // where its record lies
   const uint64_t offset;
   const bool stream;  // any number of responses may come
 
-  // The memory that the inputs lie in. It belongs to the reader until Triton has the request, and then to nobody.
+  // The memory of the inputs. It belongs to the reading thread until Triton has the request, and nobody changes it
+  // afterwards.
   std::shared_ptr<Segment> memory;
-  // Payloads of strings, which a target is to find as they were checked. One that is added leaves the others where they
-  // are: Triton has their addresses, of short ones, too, which lie in the string itself.
+  // Copies of string payloads, so that the called model reads the bytes that were checked. A deque, because Triton has
+  // the addresses of its elements, also of short strings that lie in the element itself.
   std::deque<std::string> strings;
 
   // Guarded by the caller's mutex.
   bool holds_block;    // the worker has not been told that its record is free again
-  bool done = false;   // the last answer is on its way
+  bool done = false;   // its last answer is being sent
 
   void SetRequest(TRITONSERVER_InferenceRequest* request) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -58,7 +59,7 @@ struct Call {
 
  private:
   std::mutex mutex_;
-  TRITONSERVER_InferenceRequest* request_ = nullptr;  // while Triton has it
+  TRITONSERVER_InferenceRequest* request_ = nullptr;  // set while Triton has the request
 };
 
 using CallRef = std::shared_ptr<Call>;

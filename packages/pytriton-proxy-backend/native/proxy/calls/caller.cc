@@ -14,11 +14,12 @@ namespace pytriton {
 namespace {
 
 constexpr int kTickMs = 1000;
-// So many packets wait for a worker that does not read; what comes then waits for room, as for that in the arena.
+// The most packets that wait for a worker that does not read. Beyond that, answers wait as they do for room in the
+// arena.
 constexpr size_t kMostPosted = 4096;
-// Loads and unloads of one worker that go on at the same time; each has a thread.
+// The most loads and unloads of one worker at a time, each of which has a thread.
 constexpr int kMaxControls = 64;
-// An error that is longer takes a record.
+// An error with a longer text is sent in a record.
 constexpr size_t kMaxFailText = kMaxPacket - sizeof(Message);
 
 bool NeedsRecord(Operation operation) {
@@ -32,9 +33,9 @@ bool NeedsRecord(Operation operation) {
 
 void Caller::Respond(const CallRef& call, Response response, bool final) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Whoever wants one response has it with the first.
+  // A caller that wants one response gets it with the first answer.
   Answer answer{std::move(response), final || !call->stream};
-  // Answers of one call keep their order; a small one need not wait for a large one of another.
+  // The answers of one call keep their order; a small answer does not wait for a large one of another call.
   const auto found = waiting_.find(call->number);
   if (closed_ || call->done || (found == waiting_.end() && TryAnswer(call, answer))) return;
   if (found != waiting_.end()) {
@@ -51,7 +52,7 @@ void Caller::Respond(const CallRef& call, Response response, bool final) {
 void Caller::Released(const CallRef& call) {
   std::lock_guard<std::mutex> lock(mutex_);
   call->memory.reset();
-  // The last answer says so, where it is still to come and comes soon.
+  // If the last answer comes soon, it tells the worker that its record is free, so no message is needed for that.
   if (closed_ || !call->holds_block || (!call->done && !call->stream)) return;
   call->holds_block = false;
   Message message = MessageOf(MessageType::kRelease);
@@ -76,10 +77,10 @@ uint16_t Caller::Flags(const CallRef& call, bool final) {
 
 void Caller::Finish(const CallRef& call, const Failure& failure, uint64_t value) {
   if (closed_) return;
-  // Triton may still have the request of a stream that has ended, and with it the inputs.
+  // Triton may still hold the request of a stream that has ended, and read its inputs.
   if (!call->HasRequest()) call->memory.reset();
   if (failure) {
-    // One that is long needs room in the arena; without any, it is cut off rather than that it waits.
+    // A long error needs room in the arena. If there is none, its text is cut off, because it must not wait.
     if (!Fail(call, failure, true)) Fail(call, {failure.code, failure.text.substr(0, kMaxFailText)}, true);
     return;
   }
@@ -109,7 +110,7 @@ bool Caller::Fail(const CallRef& call, const Failure& failure, bool final) {
 bool Caller::Allocate(uint64_t length, Block* block, Failure* failure) {
   Arena::Result result = responses_.Allocate(length, block);
   if (result == Arena::Result::kFull && length <= responses_.budget()) {
-    // Segments that were made for smaller answers make way for a larger one.
+    // Segments that were made for smaller answers are removed for a larger one.
     for (const uint32_t id : responses_.DropUnused()) {
       Message message = MessageOf(MessageType::kSegmentClose);
       message.segment = id;
@@ -139,7 +140,7 @@ bool Caller::Allocate(uint64_t length, Block* block, Failure* failure) {
   return false;
 }
 
-// False where it has to wait for room.
+// Returns false if it must wait for room.
 bool Caller::SendRecord(const CallRef& call, const ResponseSource& source, bool final) {
   BatchLayout layout;
   Failure failure;
@@ -158,11 +159,11 @@ bool Caller::SendRecord(const CallRef& call, const ResponseSource& source, bool 
   return true;
 }
 
-// False where it has to wait for room in the arena. The response stays with whoever calls.
+// Returns false if it must wait for room in the arena; the caller of this function then keeps the response.
 bool Caller::TryAnswer(const CallRef& call, const Answer& answer) {
   if (outbox_.size() >= kMostPosted) return false;
   if (answer.response == nullptr) {
-    // The end of a stream has no outputs; anything else has.
+    // The end of a stream has no outputs; every other answer has some.
     if (call->stream && answer.final) {
       Finish(call, {}, 0);
       return true;
@@ -220,7 +221,7 @@ void Caller::Flush() {
       if (!std::exchange(is_blocked_, true)) Wake();
       return;
     }
-    // The end of the socket is seen by the thread that reads.
+    // If this failed because the socket was closed, the reading thread will notice.
     is_blocked_ = false;
     if (next.fd >= 0) close(next.fd);
     outbox_.pop_front();
@@ -260,8 +261,9 @@ Failure Caller::ReadRecord(const CallRef& call, const Message& message, Incoming
   return {TRITONSERVER_ERROR_INVALID_ARG, "the record of the call is malformed: " + malformed};
 }
 
-// Loading takes as long as the model likes; and the model that is unloaded may be the one that calls, so nobody can wait for
-// the thread. It keeps what it uses, but for the server, which waits for it, and this library, which stays.
+// A load takes as long as the model needs, and an unload may end the very model that calls. So nobody waits for this
+// thread, and it owns all that it uses but two: the server, which waits for it, and this library, which is never
+// unloaded.
 Caller::Outcome Caller::StartControl(const CallRef& call, const Incoming& in) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (controls_ >= kMaxControls) {
@@ -344,7 +346,7 @@ bool Caller::HandleCall(const Packet& packet, std::string* error) {
   return true;
 }
 
-// What is done already cannot be cancelled.
+// A call that is done already cannot be cancelled.
 void Caller::HandleCancel(const Message& message) {
   CallRef call;
   {
@@ -393,7 +395,8 @@ bool Caller::Handle(const Packet& packet, std::string* error) {
 
 // ---- the thread that reads -------------------------------------------------------------------------------------------
 
-// Reads what is there. False at the end of the connection, with the reason where it was not the worker that closed it.
+// Reads all messages that are there. Returns false at the end of the connection, with a reason unless the worker closed
+// it.
 bool Caller::Read(std::string* error) {
   Packet packet;
   for (;;) {
@@ -422,7 +425,7 @@ void Caller::Tick(uint64_t now_ns) {
   }
 }
 
-// Reads until the connection ends. Returns why, empty where the worker closed it.
+// Reads until the connection ends. Returns the reason, or "" if the worker closed it.
 std::string Caller::Serve() {
   bool process_ended = false;
   std::string error;
@@ -452,7 +455,7 @@ std::string Caller::Serve() {
       }
     }
     if (!open || process_ended) return error;
-    // What it has sent before is read first.
+    // Messages that the worker sent before it ended are read first.
     process_ended = process_fd_ >= 0 && (watched[2].revents & POLLIN) != 0;
     Tick(NowNs());
   }

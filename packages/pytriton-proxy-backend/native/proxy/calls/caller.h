@@ -1,5 +1,5 @@
-// The connection of one worker for its calls. It reads what the worker wants, has a service do it (inference.h, models.h,
-// metrics.h), and sends the answers.
+// The connection over which one worker makes its calls. It reads a call, lets a service carry it out (inference.h,
+// models.h, metrics.h), and sends the answers.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -28,8 +28,8 @@
 
 namespace pytriton {
 
-// A thread reads what the worker wants; answers are sent by whatever thread has them, as far as the socket and the
-// arena have room, and by that thread when they have.
+// One thread reads the calls. The thread in which an answer comes sends it if the socket and the arena have room;
+// otherwise the reading thread sends it once they have.
 class Caller : public std::enable_shared_from_this<Caller> {
  public:
   Caller(int fd, std::string label, std::shared_ptr<const CallContext> context)
@@ -59,10 +59,10 @@ class Caller : public std::enable_shared_from_this<Caller> {
   }
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
-  // Called by Triton's threads: with a response of a call, null where there is none; and at the end of its request.
+  // Triton's threads call this with a response of a call, which may be null, and at the end of its request.
   void Respond(const CallRef& call, Response response, bool final);
   void Released(const CallRef& call);
-  // Ends a call that waits for a question with the number of that.
+  // Ends a call that waits for a question by sending the number of the question.
   void Ask(const CallRef& call, uint64_t question) {
     std::lock_guard<std::mutex> lock(mutex_);
     Finish(call, {}, question);
@@ -73,7 +73,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
     Response response;
     bool final;
   };
-  // The answers of a call that wait for room in the arena or the socket, and since when the first of them does.
+  // The answers of a call that wait for room in the arena or the socket, and how long the first of them has waited.
   struct Waiting {
     CallRef call;
     std::deque<Answer> answers;
@@ -86,7 +86,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
     int fd;
   };
 
-  // The thread that reads: `Serve` until the connection ends, then the end of all that it has made.
+  // The reading thread: runs `Serve` until the connection ends, then ends everything that it has made.
   void Run();
   std::string Serve();
   bool Read(std::string* error);
@@ -94,13 +94,13 @@ class Caller : public std::enable_shared_from_this<Caller> {
   void Close(const std::string& reason, bool broken);
   void Wake();
 
-  // A packet of the worker. Each is false where the connection has to end, with the reason.
+  // Each handles a packet of the worker and returns false with the reason if the connection must end.
   bool Handle(const Packet& packet, std::string* error);
   bool HandleCall(const Packet& packet, std::string* error);
   bool HandleRelease(const Message& message, std::string* error);
   void HandleCancel(const Message& message);
 
-  // The steps of a call: its body is read, it is begun, its record is read, and a service does it or goes on with it.
+  // The steps of a call: read its body, register it, read its record, let a service carry it out.
   struct Incoming {
     Operation operation;
     CallBody body;
@@ -109,7 +109,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   };
   CallRef BeginCall(const Message& message, std::string* error);
   Failure ReadRecord(const CallRef& call, const Message& message, Incoming* in);
-  // What a service has to say at once; nothing where it answers later by itself.
+  // What a service returns at once; empty if the service answers later.
   struct Outcome {
     Failure failure;
     uint64_t value = 0;
@@ -118,7 +118,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   Outcome Do(const CallRef& call, const Incoming& in);
   Outcome StartControl(const CallRef& call, const Incoming& in);
 
-  // Everything below: with the mutex held.
+  // The functions below are called with the mutex held.
   void Finish(const CallRef& call, const Failure& failure, uint64_t value);
   bool TryAnswer(const CallRef& call, const Answer& answer);
   bool Fail(const CallRef& call, const Failure& failure, bool final);
@@ -126,7 +126,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   bool Allocate(uint64_t length, Block* block, Failure* failure);
   uint16_t Flags(const CallRef& call, bool final);
   void AnswerWaiting();
-  // Ends a call whose answers have waited as long as they may.
+  // Ends a call whose answers have waited too long for room.
   void GiveUp(const CallRef& call);
   void Post(Message message, std::string body = "", int fd = -1);
   void Flush();
@@ -140,16 +140,16 @@ class Caller : public std::enable_shared_from_this<Caller> {
   std::thread thread_;
   std::atomic<bool> ended_{false};
 
-  CallMetrics metrics_;  // of the thread that reads
+  CallMetrics metrics_;  // used by the reading thread alone
 
   std::mutex mutex_;
   bool closed_ = false;
   PeerArena requests_;  // the worker's
   Arena responses_;     // ours
   std::map<uint64_t, CallRef> calls_;
-  std::map<uint64_t, Waiting> waiting_;  // by the number of the call
+  std::map<uint64_t, Waiting> waiting_;  // by the numbers of the calls
   std::deque<Outgoing> outbox_;
-  bool is_blocked_ = false;  // the socket has no room for the first of them
+  bool is_blocked_ = false;  // the socket has no room for the first packet that waits
   int controls_ = 0;
 };
 

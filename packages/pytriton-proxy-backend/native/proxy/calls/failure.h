@@ -1,4 +1,4 @@
-// What went wrong with a call of a worker, as its callable is told.
+// The error of a call, as the callable that made the call gets it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace pytriton {
 
-// An error of a call: Triton's code and its text, which may be empty; or none.
+// An error of a call: Triton's code and a text, which may be empty. No code means no error.
 struct Failure {
   TRITONSERVER_Error_Code code = TRITONSERVER_ERROR_INTERNAL;
   std::string text;
@@ -41,7 +41,7 @@ inline Failure Lacking(const char* what) {
     if (pytriton_failure) return pytriton_failure; \
   } while (false)
 
-// Parameters of Triton's, which belong to the list.
+// Parameters of Triton, which this list owns.
 class Parameters {
  public:
   ~Parameters() {
@@ -55,7 +55,8 @@ class Parameters {
   std::vector<const TRITONSERVER_Parameter*> list_;
 };
 
-// Nothing thrown below may reach Triton; what is lost by it, is memory.
+// Runs a function out of which no exception may go into Triton. An exception then costs memory that is not freed,
+// nothing else.
 template <typename Function>
 void Guarded(const char* what, Function function) {
   try {

@@ -81,7 +81,8 @@ Failure AddInputs(Call* call, const CallRecord& in, TRITONSERVER_InferenceReques
         request, tensor.name, static_cast<TRITONSERVER_DataType>(tensor.dtype), tensor.dims, tensor.dims_count));
     const void* data = tensor.payload;
     if (tensor.dtype == TRITONSERVER_TYPE_BYTES) {
-      // Whoever gets them goes by the lengths in them, which the worker could still change.
+      // The called model trusts the lengths in them, and the worker could still change its own memory, so they are
+      // copied.
       const std::string& copy =
           call->strings.emplace_back(reinterpret_cast<const char*>(tensor.payload), tensor.payload_length);
       data = copy.data();
@@ -117,7 +118,7 @@ Failure FillRequest(Call* call, const CallRecord& in, TRITONSERVER_InferenceRequ
   return {};
 }
 
-// Null where the request for which the call is made is not traced, or answered already.
+// Returns null if the request for which the call is made is not traced, or is already answered.
 TRITONSERVER_InferenceTrace* SpawnTrace(const CallContext& context, const CallBody& body) {
   TRITONSERVER_InferenceTrace* child = nullptr;
   if (body.parent_batch == 0 || TRITONSERVER_InferenceTraceSpawnChildTrace == nullptr) return child;
@@ -129,7 +130,7 @@ TRITONSERVER_InferenceTrace* SpawnTrace(const CallContext& context, const CallBo
   return child;
 }
 
-// Checks that a model can be called as it is: an error says what its caller reads.
+// Checks that a model can be called; the error is what the callable reads.
 Failure CheckModel(const CallContext& context, const Call& call, const std::string& name, int64_t version) {
   bool is_ready = false;
   PYTRITON_FAIL_IF(TRITONSERVER_ServerModelIsReady(context.server, name.c_str(), version, &is_ready));
@@ -150,7 +151,7 @@ Failure CheckModel(const CallContext& context, const Call& call, const std::stri
   return {};
 }
 
-// Fills a request and hands it to Triton. What fails leaves it with whoever calls.
+// Fills a request and hands it to Triton. If this fails, the caller of this function still owns the request.
 Failure SendRequest(const CallContext& context, const CallRef& call, const CallBody& body, const CallRecord& in,
                     TRITONSERVER_InferenceRequest* request, CallRef* released, CallRef* completed) {
   PYTRITON_FAIL_IF(TRITONSERVER_InferenceRequestSetReleaseCallback(request, RequestReleased, released));
@@ -158,13 +159,15 @@ Failure SendRequest(const CallContext& context, const CallRef& call, const CallB
   if (failure) return failure;
   PYTRITON_FAIL_IF(TRITONSERVER_InferenceRequestSetResponseCallback(
       request, context.allocator, nullptr, ResponseComplete, completed));
-  // It may be answered, released and deleted before the call returns; only what fails leaves it here.
+  // Triton may answer, release and delete the request before the call below returns. Only if the call fails is the
+  // request still here.
   call->SetRequest(request);
   TRITONSERVER_InferenceTrace* trace = SpawnTrace(context, body);
   failure = Take(TRITONSERVER_ServerInferAsync(context.server, request, trace));
   if (!failure) return failure;
-  // The trace is left alone: of a request that was found wrong it is still ours, and of one that was refused later, as
-  // by a full queue, it is released and deleted already. Nothing tells the two apart, and the first costs memory only.
+  // The trace is not deleted here. If Triton found the request wrong, the trace is still ours; if it refused the
+  // request later, for instance because of a full queue, it has deleted the trace already. We cannot tell which, and
+  // not deleting it costs only memory.
   call->SetRequest(nullptr);
   return failure;
 }

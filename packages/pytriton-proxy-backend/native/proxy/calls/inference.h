@@ -1,4 +1,4 @@
-// Inference that a worker asks for: a request of its own in Triton, whose responses the worker gets.
+// Inference that a worker asks for: it becomes a request of ours in Triton, and the worker gets its responses.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,17 @@ struct DeleteResponse {
 };
 using Response = std::unique_ptr<TRITONSERVER_InferenceResponse, DeleteResponse>;
 
-// Hands a request to Triton; where that fails, nothing is left of it. The caller of the call gets the responses, and the
-// end of the request, in threads of Triton's. The texts are those of Triton's Python backend, whose models look for them.
+// Hands a request to Triton, or deletes it and returns the failure. Triton's threads hand responses, and the end of the
+// request, to the `Caller` of the call. The error texts are those of Triton's Python backend, because models compare
+// them.
 Failure Infer(const CallContext& context, const CallRef& call, const CallBody& body, const std::string& name,
               const CallRecord& in);
 
-// Reads a response of Triton's: views on it.
+// Reads a response of Triton as views of its memory.
 Failure ReadResponse(TRITONSERVER_InferenceResponse* response, ResponseSource* source);
 
-// Memory for outputs, until they are copied into the arena. One for the life of the process: responses that are on their way
-// when a model goes still need it.
+// Allocates memory for outputs until they are copied into the arena. It lives as long as the process, because responses
+// may still come after their model is gone.
 TRITONSERVER_ResponseAllocator* OutputAllocator();
 
 }  // namespace pytriton

@@ -19,7 +19,7 @@ Failure NewHistogram(TRITONSERVER_MetricFamily* family, const RecordTensor& tens
     return Lacking("histograms");
   }
   if (tensor.dtype != kFp64Type) return {TRITONSERVER_ERROR_INVALID_ARG, "the buckets of a histogram are FP64"};
-  // Triton reads them several times.
+  // The bounds are copied because Triton reads them several times, and the worker could change them meanwhile.
   std::vector<double> buckets(tensor.payload_length / sizeof(double));
   if (!buckets.empty()) std::memcpy(buckets.data(), tensor.payload, tensor.payload_length);
   TRITONSERVER_MetricArgs* args = nullptr;
@@ -122,7 +122,7 @@ Failure CallMetrics::Use(Operation operation, const CallBody& body, uint64_t* va
   }
 }
 
-// First its metrics: Triton refuses a family that has some.
+// The metrics of the family go first, because Triton does not delete a family that has some.
 void CallMetrics::DeleteFamily(uint64_t number) {
   for (auto it = metrics_.begin(); it != metrics_.end();) {
     if (it->second.family != number) {

@@ -1,4 +1,4 @@
-// The metrics that a worker makes on the server's page, by numbers of its own.
+// The metrics that one worker adds to the server's metrics page. The worker names them by numbers.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace pytriton {
 
-// For one thread. What is left at the end goes with `Clear`.
+// Used by one thread. `Clear` deletes what is left at the end.
 class CallMetrics {
  public:
-  // Does an operation from kMetricFamily to kMetricFamilyDelete.
+  // Carries out an operation between kMetricFamily and kMetricFamilyDelete.
   Failure Do(Operation operation, const CallBody& body, const std::string& name, const CallRecord& in, uint64_t* value);
   void Clear();
 

@@ -1,4 +1,4 @@
-// What a worker wants of the models of the server, and of its log.
+// Carries out what workers ask about the server's models, and writes their records into its log.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace pytriton {
 
-// Loads or unloads a model, which takes as long as the model likes.
+// Loads or unloads a model, which takes as long as the model needs.
 Failure LoadModel(const CallContext& context, const std::string& name, const CallRecord& in);
 Failure UnloadModel(const CallContext& context, const std::string& name, bool dependents);
 
