@@ -23,7 +23,7 @@ T* MakeArray(Py_ssize_t count) {
   return made;
 }
 
-// Takes the name, the dimensions and the dtype of a tensor over.
+// Takes name, dimensions and dtype of a tensor from Python objects.
 bool ReadTensor(PyObject* name, PyObject* shape, PyObject* descr, Tensor* tensor) {
   const Py_ssize_t nd = PyTuple_Size(shape);
   if (nd < 0) return false;
@@ -50,7 +50,7 @@ void FreeTensors(Tensor* tensors, Py_ssize_t count) {
   free(tensors);
 }
 
-// The bytes of a tensor's elements; 0 where it has none, or more than can be counted.
+// The bytes of a tensor's elements; 0 if it has none, or too many to be counted.
 uint64_t BytesOf(const Tensor& tensor, const Py_ssize_t* dims) {
   uint64_t bytes = tensor.item_size;
   for (int i = 0; i < tensor.nd; ++i) {
@@ -86,7 +86,7 @@ void FreeReplyForm(ReplyForm* form) {
   free(form);
 }
 
-// Whether what is written when sizes differ lies inside of the metadata.
+// Whether everything that is rewritten for other sizes lies within the metadata.
 bool HasPlaces(const ReplyForm& form) {
   const auto header = ReadAt<RecordHeader>(form.metadata, 0);
   if (header.entries_offset + form.entry_count * sizeof(ResponseEntry) > form.metadata_length ||
@@ -147,7 +147,7 @@ bool ReadReplyForm(const BatchForm& batch, PyObject* laid_out, ReplyForm* form) 
     if (!ReadTensor(name, shape, descr, &piece)) return false;
     piece.offset = offset;
     piece.length = bytes;
-    // The one place where the accelerator is told where to write: what it is told has to be inside of the record.
+    // Only here Python says where the accelerator is to write, so this checks that it lies within the record.
     if (piece.offset < form->metadata_length || piece.offset > length || piece.length > length - piece.offset) {
       PyErr_Format(PyExc_ValueError, "a piece outside of its record");
       return false;
@@ -176,12 +176,12 @@ bool ReadReplyForm(const BatchForm& batch, PyObject* laid_out, ReplyForm* form) 
   return PyErr_Occurred() == nullptr;
 }
 
-// The rows of a dictionary of outputs of a joined record.
+// The rows of one dictionary of outputs in a record that joins several.
 Py_ssize_t RowsOf(const ReplyForm& form, const BatchForm& batch, Py_ssize_t owner) {
   return form.is_list ? form.found[owner * form.tensor_count]->dims[0] : static_cast<Py_ssize_t>(batch.total_rows);
 }
 
-// Whether what was found is as Python has checked it, but for its size.
+// Whether the arrays that were found are as Python has checked them, except for their sizes.
 bool FitsSized(const ReplyForm& form, const BatchForm& batch) {
   uint64_t payload_bytes = 0;
   for (Py_ssize_t i = 0; i < form.piece_count; ++i) {
@@ -201,7 +201,7 @@ bool FitsSized(const ReplyForm& form, const BatchForm& batch) {
   return form.limit == 0 || payload_bytes < form.limit;
 }
 
-// Lays the record out for what was found: sizes and places, as `wire.record` lays tensors out.
+// Lays the record out for the arrays that were found, in the way of `wire.record`.
 void Resize(ReplyForm* form, const BatchForm& batch) {
   char* metadata = form->metadata;
   const auto header = ReadAt<RecordHeader>(metadata, 0);
@@ -280,7 +280,7 @@ bool Fits(ReplyForm* form, const BatchForm& batch, PyObject* result) {
 
 // ---- batches -------------------------------------------------------------------------------------------------------
 
-// Says that the form looks at a piece of the metadata; false with an exception where there is no such piece.
+// Notes that a piece of the metadata is compared; false with an exception if there is no such piece.
 bool Look(BatchForm* form, uint64_t offset, uint64_t length) {
   if (offset > form->metadata_length || length > form->metadata_length - offset) {
     PyErr_Format(PyExc_ValueError, "a piece outside of its metadata");
@@ -290,7 +290,7 @@ bool Look(BatchForm* form, uint64_t offset, uint64_t length) {
   return true;
 }
 
-// As Python has it, a text without a byte is inside wherever it is said to be.
+// As in Python's check, an empty text lies inside wherever it points.
 bool LiesInside(StringRef ref, uint64_t metadata_length) {
   return ref.length == 0 || uint64_t{ref.offset} + ref.length <= metadata_length;
 }
@@ -369,8 +369,8 @@ PyObject* ListOf(const uint32_t* numbers, uint32_t count) {
   return list;
 }
 
-// Takes rows, dimensions and places from a record, which are checked as `wire.batch` checks them; false where they are
-// wrong or nothing for the accelerator, or with an exception. `differ` says whether any is not as in the form's metadata.
+// Takes rows, dimensions and places from a record, with the checks of `wire.batch`. Returns false if they are wrong or
+// not for the accelerator, or with an exception. `differ` is set if any is not the same as in the form's metadata.
 bool TakeSizes(BatchForm* form, const RecordHeader& header, const char* record, bool* differ) {
   uint64_t total_rows = 0, input_bytes = 0;
   *differ = false;

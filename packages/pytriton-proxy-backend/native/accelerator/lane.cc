@@ -1,12 +1,11 @@
-// The way of a plain batch: packet -> arrays -> callable -> record -> packet, without Python but for the callable.
+// Serves a plain batch: packet -> arrays -> callable -> record -> packet. The only Python code in it is the callable.
 //
-// What a batch says was checked by Python the first time, and what a callable returns was checked and laid out by Python
-// the first time; from then on the one is compared with what was checked, and the other with what was laid out, but for
-// their sizes. Whatever is not plain ends `run`, and is Python's: a packet as it came, or a call that was made.
-// A lane knows nothing of its connection between two runs.
+// The first time, Python checks the batch, and checks and lays out what the callable returns. Later batches and results
+// are compared with these, except for their sizes. `run` ends with anything else, which Python then handles: a packet
+// as it came, or a call that was made. Between two runs, a lane knows nothing of its connection.
 //
-// Without destructors and exceptions: a daemon thread of an interpreter that ends never returns from
-// `PyEval_RestoreThread`.
+// The code has neither destructors nor exceptions, because a daemon thread of an interpreter that ends never returns
+// from `PyEval_RestoreThread`.
 #include "lane.h"
 
 #include <errno.h>
@@ -23,10 +22,10 @@ namespace {
 
 constexpr int kMostMapped = 16;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
-// After so many batches of one request in a row the caller is taken to be alone, as in the native proxy.
+// After so many batches of one request in a row the caller counts as alone, as in the native proxy.
 constexpr uint32_t kInRow = 8;
-// Whoever looks for a batch and is away for so long had to give way to somebody, who would do better without: it rests
-// for so many batches, and twice as many each time in a row.
+// A thread that polls for a batch and loses the processor for so long keeps another thread from running. It then does
+// not poll for so many batches, and each further time in a row for twice as many.
 constexpr uint64_t kAwayNs = 1000 * 1000;
 constexpr uint32_t kShortestRest = 64;
 constexpr uint32_t kLongestRest = 1 << 16;
@@ -35,10 +34,10 @@ struct Segment {
   uint32_t number;
   char* data;
   uint64_t size;
-  PyObject* memory;  // keeps the mapping
+  PyObject* memory;  // keeps the memory mapped
 };
 
-// Where the record of a response goes: a block of ours that is used again and again.
+// Where the record of a response is written: a block of ours that is used again and again.
 struct ReplyBlock {
   bool is_there;
   uint32_t segment;
@@ -60,33 +59,33 @@ struct Lane {
   char* packet;
   uint64_t packet_size;
   Counts* counts;
-  char* metadata;  // a copy of what is compared: whatever happens to the memory in between
+  char* metadata;  // a copy of what is compared, because the shared memory may change
   Forms forms;
-  uint64_t look_ns;      // how long the next batch of a lone caller is looked for; 0 is not at all
-  uint64_t answered_ns;  // when the last batch was
+  uint64_t look_ns;      // how long to poll for the next batch of a lone caller; 0 for not at all
+  uint64_t answered_ns;  // when the last batch was answered
   uint32_t lone;         // how many batches in a row were of one request
-  bool came_soon;        // the last one, within `look_ns` of the answer before it
-  uint32_t rest;         // for how many batches more none is looked for
+  bool came_soon;        // the last batch came within `look_ns` of the answer before it
+  uint32_t rest;         // for how many more batches nothing polls
   uint32_t next_rest;
   // The segments that one run uses.
   Segment segments[kMostMapped];
   int segment_count;
   // There are two, because the proxy backend may send a batch before it has acknowledged the response to the one before.
   ReplyBlock replies[2];
-  int newest;          // that of the last response
-  uint64_t in_flight;  // of these two, those that were sent and are not acknowledged
-  uint64_t sent;       // responses in all
-  uint64_t pending;    // those in other blocks, not acknowledged, all of them older
-  Block* current;    // that of the batch at hand, as long as anything refers to it
-  uint64_t held;     // blocks that exist
+  int newest;          // the block of the last response
+  uint64_t in_flight;  // how many of these two were sent and are not acknowledged
+  uint64_t sent;       // how many responses were sent
+  uint64_t pending;    // how many responses in other blocks, all of them older, are not acknowledged
+  Block* current;    // the block of the current batch, as long as anything refers to it
+  uint64_t held;     // how many blocks exist
 };
 
-// The memory of a batch, as long as anything refers to it: the base of its arrays.
+// The memory of a batch as the base object of its arrays. It lives as long as anything refers to it.
 struct Block {
   PyObject head;
   Lane* lane;
   PyObject* memory;
-  PyObject* note_released;  // of its own, as a block may outlive what the lane has before it is closed
+  PyObject* note_released;  // a reference of its own, because a block may live after the lane is closed
   const char* data;
   uint64_t length;
   uint32_t segment;
@@ -98,7 +97,7 @@ PyTypeObject* requests_type;
 
 // ---- what Python sees of a batch ------------------------------------------------------------------------------------
 
-// Whichever thread drops the last view has the GIL, and may be anywhere.
+// This may run in any thread at any time; the thread that drops the last view has the GIL.
 void FreeBlock(PyObject* self) {
   auto* block = reinterpret_cast<Block*>(self);
   Lane* lane = block->lane;
@@ -117,7 +116,7 @@ void FreeBlock(PyObject* self) {
     }
     PyErr_Restore(kind, error, trace);
   }
-  // Not before: a worker rests where no block is held and none is to be given back.
+  // This comes last, because a worker sleeps only when no block is held and none is to be given back.
   --lane->held;
   Clear(block->memory);
   Clear(block->note_released);
@@ -152,7 +151,7 @@ struct Incoming {
 
 enum class Outcome { kPlain, kOther, kError };
 
-// The segment of a number; null where there is none, or with an exception.
+// Returns the segment of a number; null if there is none, or with an exception.
 const Segment* FindSegment(Lane* lane, uint32_t number) {
   for (int i = 0; i < lane->segment_count; ++i) {
     if (lane->segments[i].number == number) return &lane->segments[i];
@@ -175,7 +174,7 @@ const Segment* FindSegment(Lane* lane, uint32_t number) {
   return found;
 }
 
-// Looks for a packet without sleeping; whoever else wants to run goes first. Negative where none came.
+// Polls for a packet and yields to other threads meanwhile. Negative if none came.
 ssize_t Look(Lane* lane, msghdr* header) {
   const uint64_t until_ns = lane->answered_ns + lane->look_ns;
   uint64_t now_ns = Now();
@@ -197,7 +196,7 @@ ssize_t Look(Lane* lane, msghdr* header) {
   return -1;
 }
 
-// Waits for a packet, for as long as the socket's own limit says.
+// Waits for a packet, at most for the timeout of the socket.
 ssize_t Receive(Lane* lane, msghdr* header) {
   ssize_t size = -1;
   PyThreadState* state = PyEval_SaveThread();
@@ -209,7 +208,7 @@ ssize_t Receive(Lane* lane, msghdr* header) {
   return size;
 }
 
-// Takes note of how soon a batch came.
+// Notes how soon a batch came.
 void NotePace(Lane* lane, const RecordHeader& record) {
   if (lane->look_ns == 0) return;
   lane->lone = record.entry_count == 1 ? lane->lone + 1 : 0;
@@ -217,7 +216,7 @@ void NotePace(Lane* lane, const RecordHeader& record) {
   if (lane->rest > 0) lane->rest -= 1;
 }
 
-// Takes note of what the proxy backend has read; false where that cannot be, or with an exception.
+// Notes which responses the proxy backend has read. Returns false if the count is impossible, or with an exception.
 bool TakeAcknowledgement(Lane* lane, uint64_t consumed) {
   if (consumed > lane->sent) return false;
   const uint64_t others = lane->sent - lane->in_flight;
@@ -228,7 +227,7 @@ bool TakeAcknowledgement(Lane* lane, uint64_t consumed) {
     lane->pending = PyLong_AsLongLong(left);
     Py_DecRef(left);
   }
-  // Below: a count that falls says nothing new.
+  // Otherwise the count is older than one that came before.
   if (consumed > others) lane->in_flight = lane->sent - consumed;
   return true;
 }
@@ -285,9 +284,8 @@ Block* MakeBlock(Lane* lane, const Incoming& batch) {
   return block;
 }
 
-// The batch in the form in which callables under `@batch` get it; null with an exception. Without it, the block stays the
-// current one of the lane, so that dropping it sends no message: Python goes on with the packet, and gives the block back
-// when it is done.
+// Makes the object by which callables under `@batch` get a batch; null with an exception. If it fails, the lane keeps
+// the block, so that dropping it sends no message: Python handles the packet, and gives the block back when it is done.
 Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   Block* block = MakeBlock(lane, batch);
   if (block == nullptr) return nullptr;
@@ -310,7 +308,7 @@ PyObject* Call(Lane* lane, const Incoming& batch, Requests* requests) {
 
 // ---- the answer to it -----------------------------------------------------------------------------------------------
 
-// Finds a block for a record; null where there is none at once, or with an exception.
+// Finds a block for a record; null if none is free at once, or with an exception.
 ReplyBlock* FindRoom(Lane* lane, uint64_t length) {
   if (lane->in_flight == 2) return nullptr;
   const int place = lane->in_flight == 0 ? lane->newest : 1 - lane->newest;
@@ -327,7 +325,7 @@ ReplyBlock* FindRoom(Lane* lane, uint64_t length) {
   return reply->is_there ? reply : nullptr;
 }
 
-// Whether large outputs lie where Python can send them from; true with an exception.
+// Whether large outputs lie in memory from which Python can send them; true with an exception.
 bool IsLent(Lane* lane, const Incoming& batch, const ReplyForm& form) {
   if (form.payload_bytes <= kSmallRecordBytes) return false;
   const char* first = form.found[0]->data;
@@ -351,7 +349,7 @@ void WriteRecord(const ReplyForm& form, uint64_t number, char* record) {
 }
 
 bool Send(Lane* lane, const Message& message) {
-  // Without letting go of the GIL where there is room at once, as there nearly always is.
+  // There is nearly always room at once, so the first try does not release the GIL.
   int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
   for (;;) {
     PyThreadState* state = (flags & MSG_DONTWAIT) != 0 ? nullptr : PyEval_SaveThread();
@@ -362,7 +360,7 @@ bool Send(Lane* lane, const Message& message) {
     if (saved == EINTR) {
       if (PyErr_CheckSignals() != 0) return false;
     } else if (saved == EAGAIN && (flags & MSG_DONTWAIT) != 0) {
-      flags = MSG_NOSIGNAL;  // as long as the socket's own limit says
+      flags = MSG_NOSIGNAL;  // at most for the timeout of the socket
     } else {
       errno = saved;
       PyErr_SetFromErrno(PyExc_OSError);
@@ -375,7 +373,7 @@ bool SendResponse(Lane* lane, const Incoming& batch, const ReplyBlock* reply, ui
   Message message{};
   message.type = static_cast<uint16_t>(MessageType::kResponse);
   message.flags = kFlagBatchDone;
-  // Nothing refers to the inputs any more, or the block is named later, by whoever drops it.
+  // If something still refers to the inputs, a later message names their block, when it is dropped.
   if (lane->current == nullptr) message.flags |= kFlagInputReleased;
   lane->current = nullptr;
   message.size = sizeof(Message);
@@ -383,7 +381,7 @@ bool SendResponse(Lane* lane, const Incoming& batch, const ReplyBlock* reply, ui
   message.segment = reply->segment;
   message.offset = reply->offset;
   message.length = length;
-  // Blocks of other batches.
+  // These are the blocks of other batches.
   const Py_ssize_t others = PyObject_Size(lane->released);
   if (others < 0) return false;
   if (others > 0) {
@@ -399,11 +397,11 @@ bool SendResponse(Lane* lane, const Incoming& batch, const ReplyBlock* reply, ui
   return true;
 }
 
-// Serves a batch. kOther: Python goes on, with the packet where `called` is null, else with the call in it.
+// Serves a batch. kOther: Python goes on, with the packet if `called` is null, otherwise with the call in it.
 Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   Requests* requests = MakeRequests(lane, batch);
   if (requests == nullptr) {
-    // What numpy says of it, Python says better.
+    // The error is cleared because Python raises a better one than numpy.
     PyErr_Clear();
     return Outcome::kOther;
   }
@@ -419,7 +417,7 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_DecRef(&form->found[i]->head);
   }
   if (!lane->is_open) {
-    // A forked child, in which the callable returns as well: the connection is the parent's.
+    // This is a forked child in which the callable returned as well; the connection belongs to the parent.
     Clear(result);
     Py_DecRef(&requests->head);
     PyErr_Clear();
@@ -430,14 +428,14 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   if (reply != nullptr) {
     const uint64_t length = form->length;
     Count(lane->counts, *batch.form, batch.record, *form, called_ns, spent_ns);
-    // Nothing here may refer to the inputs when the response is sent.
+    // No reference to the inputs may be left here when the response is sent.
     Clear(result);
     Py_DecRef(&requests->head);
     return SendResponse(lane, batch, reply, length) ? Outcome::kPlain : Outcome::kError;
   }
   PyObject* error = TakeError();
   if (error != nullptr) Clear(result);
-  // The block is named by whoever drops it, from here on.
+  // From here on, whoever drops the block reports it.
   lane->current = nullptr;
   *called = WithParts(*requests, [&](auto... parts) {
     return Py_BuildValue(
@@ -490,7 +488,7 @@ PyObject* Run(PyObject* self, PyObject* args) {
         continue;
       }
       if (saved == EAGAIN) return NewNone();
-      // Closed by the proxy backend, with messages of ours unread: as good as an end.
+      // The proxy backend has closed the socket without reading some of our messages, which is an end like any other.
       if (saved == ECONNRESET) return TellPacket(0, nullptr);
       errno = saved;
       return PyErr_SetFromErrno(PyExc_OSError);
@@ -588,7 +586,7 @@ int InitLane(PyObject* self, PyObject* args, PyObject*) {
   return 0;
 }
 
-// Without the cyclic collector: whoever made a lane closes it.
+// A lane does not take part in cyclic garbage collection: whoever made it closes it.
 PyObject* Close(PyObject* self, PyObject*) {
   Empty(reinterpret_cast<Lane*>(self));
   return NewNone();
@@ -599,7 +597,7 @@ PyObject* Held(PyObject* self, PyObject*) {
 }
 
 PyObject* CloseInChild(PyObject* self, PyObject*) {
-  // The callable that has forked runs inside of `run`, which still needs the rest.
+  // The callable that forked still runs inside `run`, which needs everything else.
   reinterpret_cast<Lane*>(self)->is_open = false;
   return NewNone();
 }

@@ -5,7 +5,7 @@
 
 namespace pytriton {
 
-// Makes the types; the one that Python makes objects of, null with an exception.
+// Makes the types. Returns the one of which Python makes objects; null with an exception.
 PyObject* MakeLaneType();
 
 }  // namespace pytriton

@@ -1,4 +1,4 @@
-// The extension module `_accelerator`: what the workers of `pytriton.proxy_backend` do faster where it is there.
+// The extension module `_accelerator`, with which the workers of `pytriton.proxy_backend` serve plain batches faster.
 #include "../python/numpy_abi.h"
 #include "lane.h"
 #include "strings.h"

@@ -38,10 +38,10 @@ void Count(
   counts->row_counts[rows <= 1 ? 0 : 64 - __builtin_clzll(rows - 1)] += 1;
   counts->input_bytes += batch.input_bytes;
   counts->output_bytes += reply.payload_bytes;
-  // A stamp of another clock, or none, says nothing.
+  // A time of sending by another clock, or none, is not counted.
   if (record.sent_ns != 0 && record.sent_ns < called_ns) counts->queued_ns += called_ns - record.sent_ns;
   counts->callable_ns += spent_ns;
-  // The two bits behind the highest one say which part of its power of two.
+  // The two bits behind the highest one select the part of its power of two.
   const int length = spent_ns == 0 ? 0 : 64 - __builtin_clzll(spent_ns);
   const uint64_t part = length < 3 ? 0 : (spent_ns >> (length - 3)) % kCountedParts;
   counts->callable_counts[length * kCountedParts + part] += 1;
@@ -50,7 +50,7 @@ void Count(
 BatchForm* FindForm(
     Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, Likeness* likeness) {
   for (int i = -1; i < forms->count; ++i) {
-    const int place = i < 0 ? forms->last : i;  // first the one that came last
+    const int place = i < 0 ? forms->last : i;  // the form of the last batch is tried first
     if (forms->count == 0) break;
     *likeness = Match(forms->made[place], header, record);
     if (*likeness != Likeness::kOther) {
@@ -153,7 +153,7 @@ ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* raw, Likeness l
   if (laid_out == nullptr) return nullptr;
   form = laid_out == &_Py_NoneStruct ? nullptr : AddReplyForm(batch, laid_out);
   Py_DecRef(laid_out);
-  // Not the one that was made: what Python looked at may be something else by now.
+  // The new form is looked up, not returned, because what Python saw may have changed since.
   return form == nullptr ? nullptr : FindReplyForm(batch, result);
 }
 

@@ -1,5 +1,5 @@
-// What becomes of a plain batch wherever it comes from: its form is found, its arrays are made, what the callable
-// returned is compared and written, the call is counted.
+// What happens to a plain batch, whether it comes from a socket or in process: finds its form, makes its arrays,
+// compares and writes what the callable returned, and counts the call.
 #pragma once
 
 #include "forms.h"
@@ -8,36 +8,36 @@ namespace pytriton {
 
 constexpr int kMaxBatchForms = 128;
 
-// What is counted, in the array of `runtime.statistics.Counters`.
+// The numbers that are counted, in the array of `runtime.statistics.Counters`.
 struct Counts {
   uint64_t requests, rows, input_bytes, output_bytes, callable_ns, queued_ns;
   uint64_t row_counts[kCountedBuckets], callable_counts[kCountedBuckets * kCountedParts];
 };
 
-// The place of `count` numbers for them; null with an exception where that is not their number.
+// Returns the numbers at an address; null with an exception if there are not `count` of them.
 Counts* CountsAt(unsigned long long address, Py_ssize_t count);
 void Count(
     Counts* counts, const BatchForm& batch, const RecordHeader& record, const ReplyForm& reply, uint64_t called_ns,
     uint64_t spent_ns);
 
-// The forms that batches have had so far.
+// The forms of the batches so far.
 struct Forms {
   BatchForm* made[kMaxBatchForms];
   int count, last, next;
 };
 
-// The form of a record, for which `describe` may be asked; null where it has none, or with an exception.
+// Returns the form of a record, and may call `describe` for a new one; null if it has none, or with an exception.
 BatchForm* FindForm(
     Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, Likeness* likeness);
 void FreeForms(Forms* forms);
 
-// The inputs by name, as arrays whose base is `base`; null with an exception.
+// Makes the inputs by name, as arrays whose base is `base`; null with an exception.
 PyObject* MakeColumns(const BatchForm& form, char* record, PyObject* base);
 
-// A batch whose requests are made when somebody asks for them. An object of Python's.
+// A batch as a Python object, which makes the requests only when somebody reads them.
 struct Requests {
   PyObject head;
-  PyObject* make;   // of its own, as it may outlive its lane
+  PyObject* make;   // a reference of its own, because the object may live longer than its lane
   PyObject* block;  // the base of the arrays, which keeps their memory
   PyObject *columns, *metadata;
   PyObject* raw;       // the record up to its payloads, or None where it is that of the metadata
@@ -45,14 +45,14 @@ struct Requests {
   uint64_t number, received_ns, sent_ns;
 };
 
-// Makes an object of a type that begins with `Requests`; null with an exception. Takes `block`. `metadata` is where the record
-// is read up to its payloads: at its place, or a copy that nobody changes.
+// Makes an object of a type that begins with `Requests`; null with an exception. Takes `block`. `metadata` is the
+// record up to its payloads, at its place or as a copy that nobody changes.
 PyObject* MakeRequests(
     PyTypeObject* type, PyObject* make, PyObject* block, const BatchForm& form, const RecordHeader& header, char* record,
     const char* metadata, Likeness likeness);
 void FreeRequests(PyObject* self);
 
-// Hands what Python's `_make_batch` is given to `use`: "OOiOOKKK" as a format has it.
+// Calls `use` with the arguments of Python's `_make_batch`, for the format "OOiOOKKK".
 template <typename Use>
 PyObject* WithParts(const Requests& requests, const Use& use) {
   using Number = unsigned long long;
@@ -61,16 +61,16 @@ PyObject* WithParts(const Requests& requests, const Use& use) {
       Number{requests.number}, Number{requests.received_ns}, Number{requests.sent_ns});
 }
 
-// The form of what a callable returned, for which `lay_out` may be asked, with the arrays in its `found`; null where it
-// has none, or with an exception. `raw` and `likeness` are those of the batch.
+// Returns the form of what a callable returned, with the arrays in its `found`, and may call `lay_out` for a new one;
+// null if it has none, or with an exception. `raw` and `likeness` are those of the batch.
 ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* raw, Likeness likeness, PyObject* result);
 void CopyPayloads(const ReplyForm& form, char* record);
 void WriteMetadata(const ReplyForm& form, uint64_t number, char* record);
 
-// Nanoseconds of the clock of `time.monotonic_ns`.
+// The time in nanoseconds, by the clock of `time.monotonic_ns`.
 uint64_t Now();
 
-// What was raised, as one object with its traceback, which is taken from the thread; null where nothing was.
+// Takes the raised exception from the thread, as one object with its traceback; null if there is none.
 PyObject* TakeError();
 
 }  // namespace pytriton

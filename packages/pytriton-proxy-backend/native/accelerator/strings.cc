@@ -14,7 +14,7 @@ struct Elements {
   Py_ssize_t count;
 };
 
-// Finds the elements of a contiguous object array; false with an exception where it is none.
+// Finds the elements of a contiguous array of objects; false with an exception if it is something else.
 bool FindElements(PyObject* object, Elements* elements) {
   auto* array = reinterpret_cast<Array*>(object);
   if (object->type != numpy.array_type || KindOf(array) != 'O' ||
@@ -28,7 +28,8 @@ bool FindElements(PyObject* object, Elements* elements) {
   return true;
 }
 
-// The bytes of `bytes`, or of text in UTF-8; false where it is neither, is too long or has no form in UTF-8.
+// Reads the bytes of a `bytes`, or of a text in UTF-8. Returns false for other objects, and for texts that are too long
+// or cannot be encoded.
 bool BytesOf(PyObject* element, const char** data, Py_ssize_t* size) {
   if (element == nullptr) return false;
   if (element->type == &PyBytes_Type || PyType_IsSubtype(element->type, &PyBytes_Type)) {
@@ -46,7 +47,7 @@ bool BytesOf(PyObject* element, const char** data, Py_ssize_t* size) {
   return static_cast<uint64_t>(*size) <= UINT32_MAX;
 }
 
-// The length of the wire form; negative where an element is no string that is known here.
+// The length of the wire form; negative if an element is no string.
 Py_ssize_t WireLength(const Elements& elements) {
   Py_ssize_t total = elements.count * static_cast<Py_ssize_t>(kLengthSize);
   for (Py_ssize_t i = 0; i < elements.count; ++i) {
@@ -75,7 +76,7 @@ PyObject* EncodeStrings(PyObject*, PyObject* object) {
   for (Py_ssize_t i = 0; i < elements.count; ++i) {
     const char* data;
     Py_ssize_t size;
-    BytesOf(elements.data[i], &data, &size);  // once more, with the GIL held all along: nothing is different
+    BytesOf(elements.data[i], &data, &size);  // the GIL was held all along, so this gives the same as before
     const uint32_t announced = static_cast<uint32_t>(size);
     memcpy(at, &announced, kLengthSize);
     memcpy(at + kLengthSize, data, size);

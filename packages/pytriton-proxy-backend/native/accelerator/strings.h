@@ -1,11 +1,11 @@
-// Triton's wire form of strings, from and to object arrays of numpy.
+// Converts between Triton's wire form of strings and numpy's arrays of objects.
 #pragma once
 
 #include "../python/python_abi.h"
 
 namespace pytriton {
 
-// The functions of the module; what they are is described in `_accelerator.pyi`.
+// The functions of the module, which `_accelerator.pyi` describes.
 extern PyMethodDef string_functions[];
 
 }  // namespace pytriton

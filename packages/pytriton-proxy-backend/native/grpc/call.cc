@@ -15,22 +15,22 @@ constexpr std::string_view kInferPath = "/inference.GRPCInferenceService/ModelIn
 constexpr std::string_view kStreamInferPath = "/inference.GRPCInferenceService/ModelStreamInfer";
 constexpr std::string_view kContentType = "application/grpc";
 constexpr std::string_view kIdentity = "identity";
-constexpr std::string_view kBinary = "-bin";  // ends the names of headers whose values are base64
+constexpr std::string_view kBinary = "-bin";  // the end of the names of headers whose values are base64
 constexpr std::string_view kEncodings = "identity, deflate, gzip";
-// Header fields of a call, as gRPC's own servers have it.
+// The most bytes of header fields in a call, the same as in gRPC's own servers.
 constexpr size_t kMostFieldsSize = 16 * 1024;
-// What a call takes with header fields as most have them.
+// The memory that a call takes with usual header fields.
 constexpr uint64_t kOfCall = 2048;
-// How many bytes may wait to be read by a client before they are counted.
+// How many unread bytes may wait for a client before they are counted.
 constexpr uint64_t kFreeUnread = 1 << 20;
-// The most bytes that are written together: a large response loses nothing by being written alone.
+// The most bytes that are written together; a larger response gains nothing by waiting for another one.
 constexpr size_t kMostTogether = 64 * 1024;
 constexpr int32_t kStreamWindow = 4 << 20;
 constexpr int32_t kConnectionWindow = 64 << 20;
 constexpr uint32_t kMostStreams = 16 * 1024;
 constexpr uint32_t kMostFrame = 1 << 20;
 
-// The answer to a call that was left to Triton whole: everything goes on as it comes.
+// The answer of Triton's own front end to a whole call, which is passed on as it comes.
 class WholeAnswer : public Answer {
  public:
   explicit WholeAnswer(std::shared_ptr<Call> call) : call_(std::move(call)) {}
@@ -42,7 +42,7 @@ class WholeAnswer : public Answer {
   const std::shared_ptr<Call> call_;
 };
 
-// The answer to one request of a stream, which was a stream of its own there.
+// The answer of Triton's own front end to one request of a stream, which went there as a stream of its own.
 class SlotAnswer : public Answer {
  public:
   SlotAnswer(std::shared_ptr<Slot> slot, size_t limit) : slot_(std::move(slot)), reader_(limit) {}
@@ -68,7 +68,8 @@ class SlotAnswer : public Answer {
       if (name == "grpc-status" && failure_.code == Code::kOk) failure_.code = static_cast<Code>(std::atoi(value.c_str()));
       if (name == "grpc-message") failure_.text = value;
     }
-    // Where an error was a message of the stream, Triton has said what it is, unless its front end has refused the request.
+    // If the error was a message of the stream, Triton has reported the outcome, unless its front end has refused the
+    // request.
     const auto& outcome = slot_->outcome();
     if (failure_.code == Code::kOk && outcome != nullptr && !outcome->is_concluded()) {
       failure_.outcome = guard::Outcome::kInvalid;
@@ -89,8 +90,8 @@ bool IsForTransport(std::string_view name) {
 
 bool BeginsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
 
-// Whether Triton's own front end goes by a header field of a caller. Others do not go on, as they cost memory; and none that
-// gRPC may be unable to read, which it logs, and ends calls for.
+// Whether Triton's own front end uses a header field of a caller. Other fields are not passed on, because they cost
+// memory; nor are those that gRPC may be unable to read, because it logs them and ends their calls.
 bool IsForTriton(std::string_view name, std::string_view value, bool is_any) {
   if (name == "grpc-encoding") return value == kIdentity || value == "gzip" || value == "deflate";
   if (BeginsWith(name, "grpc-")) return name == "grpc-accept-encoding";
@@ -124,7 +125,7 @@ bool WrittenTogether::Keep(const std::shared_ptr<ClientConnection>& connection) 
 
 void WrittenTogether::End() {
   t_together.is_begun = false;
-  // A connection may end with its last owner.
+  // The connection may be destroyed with its last owner, so it is kept until the end of this function.
   const auto kept = std::exchange(t_together.connections, {});
   for (const auto& connection : kept) connection->Flush();
 }
@@ -140,9 +141,9 @@ void Slot::OnMessage(Message message) {
   }
   call_->SendMessage(std::move(message));
   guard::GivenResponse::Note(call_->body_.backlog);
-  // The message of a request that was passed on has gone through Triton's own front end before.
+  // The message of a request that was passed on has left Triton's own front end, so one message less waits there.
   if (outcome_ != nullptr && outcome_->backlog != nullptr) outcome_->backlog->Pass(1);
-  // The one message of ModelInfer goes with its status.
+  // The only message of ModelInfer is sent together with its status.
   if (call_->kind_ != Call::Kind::kStreamInfer) return;
   if (call_->body_.size < kMostTogether && WrittenTogether::Keep(call_->connection_)) return;
   call_->connection_->Flush(&lock);
@@ -150,7 +151,7 @@ void Slot::OnMessage(Message message) {
 
 void Slot::OnEnd(Status status) {
   const auto keep = shared_from_this();
-  std::shared_ptr<Running> running;  // its end may take other locks
+  std::shared_ptr<Running> running;  // destroyed after the lock is released, because that may take other locks
   auto lock = call_->connection_->Lock();
   is_ended_ = true;
   if (outcome_ != nullptr) outcome_->CountNotedOr(OutcomeOf(status));
@@ -186,7 +187,7 @@ Call::~Call() {
 }
 
 void Call::OnField(std::string_view name, std::string_view value) {
-  if (kind_ != Kind::kUnknown) return;  // trailers of a client say nothing
+  if (kind_ != Kind::kUnknown) return;  // trailers of a client are ignored
   fields_size_ += name.size() + value.size() + kFieldOverhead;
   if (fields_size_ > kMostFieldsSize) return;
   has_memory_ = has_memory_ && (fields_size_ <= kOfCall / 2 || kept_.Grow(kOfCall + fields_size_));
@@ -239,7 +240,7 @@ void Call::Route() {
   }
 }
 
-// More of a body that goes on to Triton as it is.
+// Takes more of a body that is passed on to Triton as it is.
 void Call::OnWholeData(const char* data, size_t size) {
   if (whole_body_.size() + size > service_->max_message_bytes) {
     return Refuse({Code::kResourceExhausted, "A message has more than " + std::to_string(service_->max_message_bytes) +
@@ -308,7 +309,7 @@ void Call::OnEndOfStream() {
   EndIfDone();
 }
 
-// The model that a call asks for which is left to Triton whole; empty where that cannot be read.
+// Returns the model of a call that is passed on to Triton as a whole; "" if it cannot be read.
 std::string_view Call::WholeModel() const {
   if (whole_body_.size() < kPrefixSize || whole_body_[0] != 0) return "";
   return ModelOf(whole_body_.data() + kPrefixSize, whole_body_.size() - kPrefixSize);
@@ -329,7 +330,7 @@ void Call::ForgetTimer() {
 void Call::OnDeadline() {
   {
     auto lock = connection_->Lock();
-    // A call that has ended in the meantime has forgotten its deadline, although this task had begun.
+    // The call may have ended and forgotten its deadline after this task had begun.
     if (!std::exchange(has_timer_, false) || is_ended_ || is_gone_) return;
     Finish({Code::kDeadlineExceeded, "Deadline Exceeded"});
     connection_->Flush(&lock);
@@ -343,13 +344,13 @@ void Call::Defer() {
   connection_->loop()->Post([connection = connection_] { connection->AfterRead(); });
 }
 
-// Has Triton end what still runs. It has ended so for the caller.
+// Cancels all requests in Triton. For the caller they have ended with `outcome`.
 void Call::CancelAll(guard::Outcome outcome) {
   for (const Pending& pending : pending_) {
     Count(pending.is_compressed ? "" : ModelOf(pending.message.data.get(), pending.message.size), outcome);
   }
   pending_.clear();
-  // Each of them has this call.
+  // Each of these refers to this call.
   ordered_.clear();
   if (forwarded_outcome_ != nullptr) forwarded_outcome_->Count(outcome);
   for (const auto& [slot, shared] : slots_) {
@@ -360,7 +361,7 @@ void Call::CancelAll(guard::Outcome outcome) {
   if (!to_cancel_.empty()) Defer();
 }
 
-// Hands requests to Triton, one after the other and in the thread of the loop alone, so that they keep their order.
+// Hands requests to Triton one after the other, in the thread of the loop alone, so that they keep their order.
 void Call::RunDeferred() {
   for (;;) {
     std::vector<std::shared_ptr<Running>> to_cancel;
@@ -435,7 +436,8 @@ void Call::Start(Pending pending) {
   if (is_unwanted && running != nullptr) running->Cancel();
 }
 
-// Has a call of inference that goes on as it came be cancelled with its caller's. One that is compressed cannot be.
+// Marks a call of inference that is passed on as it is, so that it can be cancelled when its caller cancels. A
+// compressed one cannot be marked.
 void Call::MarkWhole() {
   if (path_ != kInferPath) return;
   const bool can_be_read = whole_body_.size() >= kPrefixSize && whole_body_[0] == 0;
@@ -449,7 +451,7 @@ void Call::MarkWhole() {
   }
 }
 
-// Leaves one request to Triton's own front end, as a call with nothing else in it.
+// Passes one request on to Triton's own front end, as a call with nothing else in it.
 void Call::Forward(const Chunk& message, const std::shared_ptr<Slot>& slot) {
   if (!slot->memory_.Grow(slot->memory_.bytes() + message.size)) return slot->OnEnd(NoneLeft());
   ForwardedCall call{path_, {}, std::string(kPrefixSize, '\0')};
@@ -522,7 +524,7 @@ void Call::ReleaseOrdered() {
       if (!is_ended_ && !is_gone_) SendMessage(std::move(message));
     }
     front->held_.clear();
-    // A message that ended the call has left none.
+    // If the message ended the call, nothing is left to send.
     if (!front->is_ended_ || ordered_.empty()) return;
     ordered_.pop_front();
   }
@@ -536,7 +538,7 @@ void Call::Count(std::string_view model, guard::Outcome outcome) {
   if (service_->outcomes != nullptr) service_->outcomes->Count(model, guard::Protocol::kGrpc, outcome);
 }
 
-// Ends a call for a request whose model is not known.
+// Ends a call with an error before its model is known.
 void Call::Refuse(const Status& status) {
   if (is_ended_ || is_gone_) return;
   if (kind_ != Kind::kForwarded || path_ == kInferPath) Count("", OutcomeOf(status));
@@ -620,7 +622,8 @@ bool ClientConnection::Begin() {
   return true;
 }
 
-// Has the loop do something with a connection that is then still there; in the thread of the loop.
+// Lets the loop call a function of this connection after a time, if the connection still exists. Called in the thread
+// of the loop.
 void ClientConnection::After(std::chrono::milliseconds time, OwnTimer ClientConnection::*timer,
                              void (ClientConnection::*task)()) {
   if (is_closed()) return;
@@ -636,7 +639,7 @@ void ClientConnection::ListenFor(std::chrono::milliseconds time) {
   After(time, &ClientConnection::silence_timer_, &ClientConnection::OnSilence);
 }
 
-// Asks a client that has said nothing for long whether it is there.
+// Asks a client that has been silent for long whether it is still there.
 void ClientConnection::OnSilence() {
   const ConnectionLimits& limits = service_->limits;
   auto lock = Lock();
@@ -672,7 +675,7 @@ void ClientConnection::SayGoodbye() {
   Flush(&lock);
 }
 
-// Calls behind the last stream were not served: the client makes them again over another connection.
+// Calls after the last stream were not served, and the client repeats them over another connection.
 void ClientConnection::SayGoodbyeAfter(int32_t last_stream) {
   if (std::exchange(said_goodbye_, true)) return;
   api_->submit_goaway(session_, 0, last_stream, nghttp2::kNoError, nullptr, 0);

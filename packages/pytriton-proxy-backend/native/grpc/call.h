@@ -1,4 +1,4 @@
-// The calls of one client: its connection, and what each of its streams asks of Triton.
+// The calls of one client: its connection, and the requests to Triton that its streams carry.
 #pragma once
 
 #include <deque>
@@ -20,8 +20,8 @@ class ClientConnection;
 class ForwardedRequests;
 class Inner;
 
-// How long a connection may be silent and how old it may get, as the options of Triton's own front end say; zero where
-// they say nothing.
+// How long a connection may be silent and how old it may get, as in the options of Triton's own front end; zero if an
+// option is not set.
 struct ConnectionLimits {
   std::chrono::milliseconds keepalive_time{0};
   std::chrono::milliseconds keepalive_timeout{0};
@@ -30,51 +30,53 @@ struct ConnectionLimits {
   std::chrono::milliseconds max_age_grace{0};
 };
 
-// What the names of headers begin with that Triton's option --grpc-restricted-protocol asks for.
+// The beginning of the names of headers for Triton's option --grpc-restricted-protocol.
 constexpr std::string_view kRestrictedHeader = "triton-grpc-protocol-";
 
-// What all calls have in common. Made once, before the first connection.
+// What all calls share. Made once, before the first connection.
 struct Service {
-  // Where the requests go; null before the server is made, and from its end on.
+  // The server that gets the requests; null before it is made, and after its end has begun.
   std::atomic<TRITONSERVER_Server*> server{nullptr};
-  // Everything is left to Triton's own front end, as for traces, with a call of ours before it that never cancels.
+  // All requests are passed on to Triton's own front end, for instance because they are traced. A call of ours that
+  // never cancels stands between it and the client.
   std::atomic<bool> forwards_all{false};
-  bool forwards_headers = false;  // any of them, for the option --grpc-header-forward-pattern
-  bool makes_spans = false;       // Triton's own front end; see ../guard/trace_flag.h
-  std::shared_mutex server_mutex;  // shared by who hands a request to it
+  bool forwards_headers = false;  // whether any headers are, for the option --grpc-header-forward-pattern
+  bool makes_spans = false;       // whether Triton's own front end makes spans; see ../guard/trace_flag.h
+  std::shared_mutex server_mutex;  // held as shared by threads that hand a request to it
   Inner* inner = nullptr;
   ForwardedRequests* forwarded = nullptr;
   guard::Outcomes* outcomes = nullptr;  // where requests are counted
-  // The header that inference asks for, and its value; empty where it asks for none.
+  // The header that the server requires for inference, and its value; "" if it requires none.
   std::string restricted_header;
   std::string restricted_value;
   size_t max_message_bytes = 0;
   ConnectionLimits limits;
-  // Counts memory of messages against the limit of all in flight; false where it would be above it.
+  // Counts memory of messages against the limit of all requests in flight; false if the limit would be exceeded.
   bool (*reserve)(uint64_t bytes) = nullptr;
   void (*release)(uint64_t bytes) = nullptr;
-  void (*on_call)() = nullptr;  // of every call; null in tests
-  // Whether this server, of two at one port, takes new connections; and whether it has left them to the other one, which
-  // is to get new calls as well.
+  void (*on_call)() = nullptr;  // is called for every call; null in tests
+  // While two servers share a port: whether this one takes new connections; and whether it has left them to the other
+  // one, which then gets new calls, too.
   bool (*accepts)() = nullptr;
   bool (*has_left)() = nullptr;
 };
 
 class Call;
 
-// While a thread gives several responses to streams one after the other, they are written to the socket together.
+// Between `Begin` and `End`, the responses that a thread gives to several streams are collected, and then written to
+// each socket together.
 class WrittenTogether {
  public:
   static void Begin();
   static void End();
-  // Whether `End` flushes the connection, which has something to send.
+  // Notes a connection that has something to send, for `End` to flush. Returns whether `End` will.
   static bool Keep(const std::shared_ptr<ClientConnection>& connection);
 };
 
 // One request of a call: where its responses go, and how it is cancelled.
 class Slot : public Responses, public std::enable_shared_from_this<Slot> {
  public:
-  // `memory` is held to its end. `outcome` is null where nothing is counted.
+  // `memory` is held until its end. `outcome` is null if requests are not counted.
   Slot(std::shared_ptr<Call> call, bool is_ordered, Held memory, std::shared_ptr<guard::RequestOutcome> outcome)
       : call_(std::move(call)), memory_(std::move(memory)), is_ordered_(is_ordered), outcome_(std::move(outcome)) {}
 
@@ -87,16 +89,16 @@ class Slot : public Responses, public std::enable_shared_from_this<Slot> {
 
   const std::shared_ptr<Call> call_;
   Held memory_;
-  // All below is for who has the lock of the connection.
+  // The lock of the connection guards everything below.
   const bool is_ordered_;  // its responses wait for those of the requests before it
   const std::shared_ptr<guard::RequestOutcome> outcome_;
-  bool blocks_ = false;  // the next request of the stream is begun when this one has ended
+  bool blocks_ = false;  // the next request of the stream is begun only when this one has ended
   bool is_ended_ = false;
   std::deque<Message> held_;
   std::shared_ptr<Running> running_;
 };
 
-// One stream of HTTP/2. All of it is for who has the lock of the connection, but what says otherwise.
+// One stream of HTTP/2. Everything needs the lock of the connection, unless it says otherwise.
 class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
  public:
   Call(Service* service, std::shared_ptr<ClientConnection> connection, int32_t stream);
@@ -106,14 +108,14 @@ class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
   void OnHeadersEnd(bool is_end) override;
   void OnData(const char* data, size_t size) override;
   void OnEndOfStream() override;
-  // The stream is gone: whatever runs is cancelled.
+  // The stream is closed, so all running requests are cancelled.
   void OnClosed() override;
   void OnDeadline();
 
-  // Without the lock: does what has to be done there, such as to hand requests to Triton.
+  // Without the lock: does what must be done without it, such as handing requests to Triton.
   void RunDeferred();
 
-  // What Triton's own front end answers to a call that was left to it; whole messages with their prefixes.
+  // The answer of Triton's own front end to a call that was passed on; whole messages with their prefixes.
   void OnForwardedHeaders(Fields fields);
   void OnForwardedData(std::string_view data);
   void OnForwardedEnd(Fields trailers);
@@ -160,31 +162,31 @@ class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
   std::string content_type_;
   std::string encoding_;
   std::string timeout_;
-  std::string restricted_;  // the value of the header that inference asks for
-  Fields metadata_;         // for Triton's own front end
+  std::string restricted_;  // the value of the header that the server requires for inference
+  Fields metadata_;         // header fields for Triton's own front end
   size_t fields_size_ = 0;
-  bool has_memory_ = true;  // for the fields
+  bool has_memory_ = true;  // whether there was memory for the fields
   Loop::Timer timer_{};
   bool has_timer_ = false;
 
   MessageReader reader_;
-  Held kept_;                // for this call and its fields
-  Held reading_;             // for what the reader holds, or for the whole body
-  std::string whole_body_;  // of a call that is left to Triton, with prefixes
-  std::deque<Pending> pending_;  // to be handed to Triton
+  Held kept_;                // the memory of this call and its fields
+  Held reading_;             // the memory of what the reader holds, or of the whole body
+  std::string whole_body_;  // the body of a call that is passed on, with prefixes
+  std::deque<Pending> pending_;  // requests that are to be handed to Triton
   bool is_half_closed_ = false;
   bool has_message_ = false;
   bool is_forwarded_ = false;
-  std::shared_ptr<Running> forwarded_;  // a call that went on as it came
+  std::shared_ptr<Running> forwarded_;  // the call that was passed on as it is
   std::shared_ptr<guard::RequestOutcome> forwarded_outcome_;
-  bool is_starting_ = false;  // a request is neither pending nor among the slots
-  bool is_blocked_ = false;   // until a request has ended
+  bool is_starting_ = false;  // a request is being handed to Triton, so it is neither pending nor among the slots
+  bool is_blocked_ = false;   // nothing more is begun until a request has ended
 
   std::unordered_map<Slot*, std::shared_ptr<Slot>> slots_;  // requests that have not ended
   std::deque<std::shared_ptr<Slot>> ordered_;
   std::vector<std::shared_ptr<Running>> to_cancel_;
 
-  uint64_t unread_ = 0;  // bytes of the body that are counted in the memory in flight
+  uint64_t unread_ = 0;  // how many bytes of the body are counted in the memory in flight
   bool sent_headers_ = false;
   bool is_ended_ = false;  // everything that will be sent is in the body
   bool is_gone_ = false;   // the stream is closed
@@ -196,7 +198,7 @@ class ClientConnection : public Http2Connection {
       : Http2Connection(loop, fd, tls), service_(service), memory_(service->reserve, service->release) {}
 
   bool Begin();
-  // Has the client open another connection for its next calls; those under way are answered.
+  // Asks the client to open another connection for its next calls; calls that are under way are answered.
   void SayGoodbye();
 
  protected:
@@ -208,7 +210,7 @@ class ClientConnection : public Http2Connection {
   friend class Call;
   friend class Slot;
   void SayGoodbyeAfter(int32_t last_stream);
-  // For the thread of the loop alone.
+  // Used by the thread of the loop alone.
   using OwnTimer = std::optional<Loop::Timer>;
   void After(std::chrono::milliseconds time, OwnTimer ClientConnection::*timer, void (ClientConnection::*task)());
   void ListenFor(std::chrono::milliseconds time);
@@ -219,12 +221,12 @@ class ClientConnection : public Http2Connection {
 
   Service* const service_;
   Memory memory_;
-  // Calls that have something to do without the lock, in the thread of the loop.
+  // Calls for which the thread of the loop has something to do without the lock.
   std::vector<std::shared_ptr<Call>> deferred_;
   bool said_goodbye_ = false;
   OwnTimer silence_timer_;
   OwnTimer age_timer_;
-  Clock::time_point asked_{};  // whether the client is there
+  Clock::time_point asked_{};  // when the client was asked whether it is there
 };
 
 }  // namespace pytriton::grpc

@@ -35,7 +35,7 @@ std::shared_ptr<Running> ForwardedRequests::Mark(std::string* body,
     number = ++last_;
     entries_[number].outcome = std::move(outcome);
   }
-  // A field behind a message is a part of it. That of a map wins over one with the same name before it.
+  // In protobuf, a field that is appended to a message becomes a part of it. In a map, the last entry of a name counts.
   std::string value;
   WriteTag(&value, 2, kVarint);
   WriteVarint(&value, static_cast<uint64_t>(number));
@@ -99,7 +99,7 @@ void ForwardedRequests::Cancel(int64_t number) {
   if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
-// The call has ended; a request that was never made, as it was refused before, leaves nothing.
+// The call has ended. If it was refused before it became a request, nothing is left of it.
 void ForwardedRequests::Forget(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = entries_.find(number);

@@ -1,5 +1,5 @@
-// Inference that was handed on to Triton's own front end, and how it is cancelled all the same: by a parameter of the
-// request whose name nobody else knows, which that front end sets on the request in Triton.
+// Cancels inference that was passed on to Triton's own front end. For that, each such request gets a parameter with a
+// name that nobody else knows; the front end sets it on the request in Triton, and so leads to the request.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,16 @@ class ForwardedRequests {
  public:
   ForwardedRequests();
 
-  // Marks a message of inference, which goes on with a prefix and not compressed. What is returned cancels its request.
-  // Null for `outcome` where nothing is counted.
+  // Marks a message of inference, which is passed on with a prefix and not compressed. The returned object cancels its
+  // request. `outcome` is null if requests are not counted.
   std::shared_ptr<Running> Mark(std::string* body, std::shared_ptr<guard::RequestOutcome> outcome);
 
-  // What Triton's front end does with its requests. True: the parameter is the mark, and nobody else is to see it.
+  // To be called when Triton's front end sets a parameter of a request. Returns true if it is the mark, which nobody
+  // else must see.
   bool OnParameter(const TRITONSERVER_InferenceRequest* request, const char* name, int64_t value);
   void OnSubmitted(TRITONSERVER_InferenceRequest* request);
   void OnDelete(const TRITONSERVER_InferenceRequest* request);
-  // Null for a request that was not marked, or is not counted.
+  // Returns null if the request was not marked, or is not counted.
   std::shared_ptr<guard::RequestOutcome> FindOutcome(const TRITONSERVER_InferenceRequest* request);
 
  private:
@@ -43,11 +44,11 @@ class ForwardedRequests {
   void Forget(int64_t number);
 
   std::string name_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   int64_t last_ = 0;
   std::unordered_map<int64_t, Entry> entries_;
   std::unordered_map<const TRITONSERVER_InferenceRequest*, int64_t> numbers_;
-  std::atomic<size_t> count_{0};  // of numbers_
+  std::atomic<size_t> count_{0};  // the size of numbers_
 };
 
 }  // namespace pytriton::grpc

@@ -10,12 +10,12 @@ namespace pytriton::grpc {
 
 namespace {
 
-// Announced sizes up to this are believed: the memory is taken at once.
+// Up to this announced size, memory is taken at once.
 constexpr size_t kBelieved = 1 << 20;
-// What a request takes beside its message, here and in Triton.
+// What a request takes besides its message, here and in Triton.
 constexpr size_t kOfRequest = 2048;
 
-// zlib's z_stream, which has not changed since 1995. tritonserver has the library loaded.
+// zlib's z_stream, which has not changed since 1995. tritonserver has loaded the library.
 struct ZStream {
   const unsigned char* next_in;
   unsigned avail_in;
@@ -46,7 +46,7 @@ struct Zlib {
   int (*end)(ZStream*);
 };
 
-// Not through this library's own `inflate`, which stands before those of the HTTP front end.
+// `inflate` is looked up behind this library, whose own `inflate` is called by the HTTP front end.
 const Zlib* FindZlib() {
   static const Zlib zlib = {
       reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "zlibVersion")),
@@ -159,7 +159,7 @@ Status Decompress(std::string_view encoding, size_t limit, Chunk* message, Held*
   plain.size = stream.total_out;
   zlib->end(&stream);
   if (status.code == Code::kOk) {
-    // The packed message is freed, and what was taken beyond the size was never touched.
+    // The compressed message is freed, and memory beyond the size was never touched.
     held->Shrink(before - std::min<uint64_t>(before, message->size) + plain.size);
     *message = std::move(plain);
   }
@@ -176,7 +176,7 @@ std::optional<std::chrono::nanoseconds> ParseTimeout(std::string_view text) {
   }
   switch (text.back()) {
     case 'H':
-      // The largest is 11,000 years; a clock in nanoseconds ends before that.
+      // The largest value stands for 11,000 years; a clock in nanoseconds ends before that.
       return std::chrono::hours(std::min<int64_t>(value, 24 * 365 * 100));
     case 'M':
       return std::chrono::minutes(value);

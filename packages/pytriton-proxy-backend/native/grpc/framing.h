@@ -1,4 +1,5 @@
-// gRPC's framing of messages in a body: five bytes in front of each, compressed or not; and what stands in its headers.
+// gRPC's framing of messages in a body (five bytes before each message, which may be compressed), and the values of its
+// headers.
 #pragma once
 
 #include <chrono>
@@ -14,22 +15,22 @@ namespace pytriton::grpc {
 
 constexpr size_t kPrefixSize = 5;
 
-// The five bytes in front of a message that is not compressed.
+// Writes the five bytes before a message that is not compressed.
 void WritePrefix(char* prefix, size_t size);
 
-// Takes messages out of a body as it comes. Memory grows with what has come, not with what was announced.
+// Takes messages out of a body as it arrives. Memory grows with what has arrived, not with what was announced.
 class MessageReader {
  public:
   enum class Result { kNeedsMore, kMessage, kTooLarge, kNoMemory, kNoneLeft };
 
-  // Messages of more bytes than `limit` are refused when their size is read.
+  // A message of more than `limit` bytes is refused when its size is read.
   explicit MessageReader(size_t limit) : limit_(limit) {}
 
-  // Goes on with what has come; `*used` is how much of it was taken. After kMessage: call `Take`, then go on. What the
-  // message takes is counted in `held` before, where that is not null; kNoneLeft where the limit leaves none.
+  // Reads on; `*used` is set to how many bytes were taken. After kMessage, call `Take`, then go on. If `held` is not
+  // null, the message's memory is counted there first; kNoneLeft means that the limit leaves none.
   Result Feed(const char* data, size_t size, size_t* used, Held* held);
   Chunk Take(bool* is_compressed);
-  // Whether the body has ended within a message.
+  // Whether a message is incomplete.
   bool is_inside() const { return prefix_size_ > 0; }
   size_t announced() const { return message_size_; }
 
@@ -43,16 +44,17 @@ class MessageReader {
   std::unique_ptr<char[]> message_;
 };
 
-// Why a request is refused for which the limit of all in flight leaves no memory.
+// The status of a request that is refused because the limit of all requests in flight leaves no memory.
 Status NoneLeft();
 
-// Unpacks a message; `encoding` is gzip or deflate. Status kOk, or why not. What it takes is counted in `held`.
+// Decompresses a message; `encoding` is gzip or deflate. Returns kOk, or what is wrong. Its memory is counted in
+// `held`.
 Status Decompress(std::string_view encoding, size_t limit, Chunk* message, Held* held);
 
-// How long a call may take, of the header grpc-timeout; nothing where it cannot be read.
+// Reads the header grpc-timeout, the time that a call may take; empty if it cannot be read.
 std::optional<std::chrono::nanoseconds> ParseTimeout(std::string_view text);
 
-// The text of a status as the trailer grpc-message has it.
+// Encodes the text of a status for the trailer grpc-message.
 std::string PercentEncode(std::string_view text);
 
 }  // namespace pytriton::grpc

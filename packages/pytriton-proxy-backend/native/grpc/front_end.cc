@@ -14,12 +14,13 @@ namespace pytriton::grpc {
 
 namespace {
 
-// As Triton's own, which has no such answer after two hours of silence; TCP asks after a minute here.
+// How long an unanswered probe of the system may take, as in Triton's own front end. The first probe comes after a
+// minute of silence here, and after two hours there.
 constexpr int kKeepaliveTimeoutMs = 20'000;
 constexpr auto kRolePause = std::chrono::milliseconds(20);
 constexpr auto kShortagePause = std::chrono::milliseconds(100);
 
-// The arguments of the server: `--name=value` and `--name value`.
+// The arguments of the server, `--name=value` or `--name value`.
 class Arguments {
  public:
   Arguments(int argc, char** argv) : argc_(argc), argv_(argv) {}
@@ -42,7 +43,7 @@ class Arguments {
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char letter) { return std::tolower(letter); });
     return text == "true" || text == "1" || text == "on";
   }
-  // Whether an argument is an abbreviation of an option, which the server takes as well.
+  // Whether an argument is the abbreviation of an option, which the server accepts.
   bool HasShortened(const std::string& begin, const std::vector<std::string>& known) const {
     for (int i = 1; i < argc_; ++i) {
       const std::string argument = argv_[i];
@@ -57,7 +58,7 @@ class Arguments {
     const std::string text = Last(name);
     return std::chrono::milliseconds(text.empty() ? otherwise : std::max(0, std::atoi(text.c_str())));
   }
-  // Never freed: they are arguments of `main` from now on.
+  // The new texts are never freed, because they are arguments of `main` from now on.
   void Replace(const std::string& name, const std::string& other, const std::string& value) {
     for (int i = 1; i < argc_; ++i) {
       const std::string argument = argv_[i];
@@ -86,7 +87,7 @@ void CopyOption(int from, int to, int level, int option) {
   if (getsockopt(from, level, option, &value, &size) == 0) setsockopt(to, level, option, &value, size);
 }
 
-// An address of the loopback interface, any port, for a socket of the family of another one.
+// Makes an address of the loopback interface with any port, for a socket of the same family as another one.
 sockaddr_storage LoopbackOf(int fd, int family, socklen_t* size) {
   sockaddr_storage storage{};
   storage.ss_family = static_cast<sa_family_t>(family);
@@ -101,7 +102,7 @@ sockaddr_storage LoopbackOf(int fd, int family, socklen_t* size) {
   getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, &length);
   six->sin6_addr = in6addr_loopback;
   if (only == 0) {
-    // 127.0.0.1 as an address of IPv6: where a machine has no ::1, this works.
+    // This is 127.0.0.1 as an IPv6 address; it works on machines that have no ::1.
     six->sin6_addr = in6_addr{};
     six->sin6_addr.s6_addr[10] = six->sin6_addr.s6_addr[11] = 0xff;
     six->sin6_addr.s6_addr[12] = 127;
@@ -113,7 +114,7 @@ sockaddr_storage LoopbackOf(int fd, int family, socklen_t* size) {
 
 }  // namespace
 
-// Waits for connections at one listener.
+// Accepts connections of one listener.
 class FrontEnd::Acceptor : public Pollable {
  public:
   Acceptor(FrontEnd* front_end, int listener) : front_end_(front_end), listener_(listener) {}
@@ -143,7 +144,7 @@ FrontEnd* FrontEnd::Make(int argc, char** argv, const Surroundings& surroundings
   for (const std::string& text : arguments.All("--grpc-restricted-protocol")) {
     const size_t colon = text.find(':');
     const size_t equals = text.find('=', colon == std::string::npos ? 0 : colon);
-    if (colon == std::string::npos || equals == std::string::npos) continue;  // the server says what is wrong
+    if (colon == std::string::npos || equals == std::string::npos) continue;  // the server reports the error
     const std::string groups = "," + text.substr(0, colon) + ",";
     if (groups.find(",inference,") == std::string::npos) continue;
     made->service_.restricted_header = std::string(kRestrictedHeader) + text.substr(colon + 1, equals - colon - 1);
@@ -160,11 +161,12 @@ FrontEnd* FrontEnd::Make(int argc, char** argv, const Surroundings& surroundings
                            arguments.IsTrue("--grpc-keepalive-permit-without-calls"),
                            arguments.Milliseconds("--grpc-max-connection-age"),
                            arguments.Milliseconds("--grpc-max-connection-age-grace")};
-  // The connection to Triton's own front end lives as long as that does: its end would be the server's.
+  // The connection to Triton's own front end must live as long as the front end, because its end would crash the
+  // server.
   arguments.Replace("--grpc-max-connection-age", "--grpc-max-connection-age", "0");
   arguments.Replace("--grpc-keepalive-time", "--grpc-keepalive-time", "7200000");
   made->surroundings_ = surroundings;
-  // The server encrypts wherever the second of them is there, whatever it says.
+  // The server encrypts if the second option is given, whatever its value is.
   if (arguments.IsTrue(use_tls) || !arguments.All(use_mutual).empty()) {
     const bool is_mutual = arguments.IsTrue(use_mutual);
     std::string error;
@@ -172,16 +174,16 @@ FrontEnd* FrontEnd::Make(int argc, char** argv, const Surroundings& surroundings
                                    is_mutual ? arguments.Last("--grpc-root-cert") : ""},
                                   &error);
     if (made->tls_ == nullptr) return refuse("its TLS cannot be set up: " + error);
-    // OpenSSL writes without MSG_NOSIGNAL, and a caller may be gone.
+    // OpenSSL writes without MSG_NOSIGNAL, and the caller may be gone.
     signal(SIGPIPE, SIG_IGN);
     arguments.Replace(use_tls, use_tls, "false");
     arguments.Replace(use_mutual, use_tls, "false");
   }
-  // Never freed: its threads run until the end.
+  // This is never freed, because its threads run until the process ends.
   return made.release();
 }
 
-// The server binds its ports in one thread.
+// The server binds all its ports in one thread, so this needs no lock.
 bool FrontEnd::StartLoops() {
   if (!loops_.empty()) return true;
   const unsigned count = std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u);
@@ -218,7 +220,7 @@ bool FrontEnd::Bind(int fd, const sockaddr* address, socklen_t size, int* result
     sockaddr_storage inner = LoopbackOf(fd, address->sa_family, &inner_size);
     *result = surroundings_.bind(fd, reinterpret_cast<const sockaddr*>(&inner), inner_size);
     if (*result != 0 && address->sa_family == AF_INET6) {
-      // A machine may have the one and not the other.
+      // A machine may have one of these and not the other one.
       reinterpret_cast<sockaddr_in6*>(&inner)->sin6_addr = in6addr_loopback;
       *result = surroundings_.bind(fd, reinterpret_cast<const sockaddr*>(&inner), inner_size);
     }
@@ -229,7 +231,7 @@ bool FrontEnd::Bind(int fd, const sockaddr* address, socklen_t size, int* result
     errno = error;
     return true;
   }
-  // Not before: to adopt a socket closes another one, which comes back here.
+  // The lock is taken only now, because adopting a socket closes another one, which calls this object.
   const std::lock_guard<std::mutex> lock(mutex_);
   listeners_[fd].fd = own;
   return true;
@@ -287,7 +289,7 @@ void FrontEnd::AcceptAll(int listener) {
   Loop* const loop = loops_.front().get();
   for (;;) {
     if (!service_.accepts()) {
-      // The other server at this socket accepts, until the roles change.
+      // The other server at this socket accepts connections until the roles change.
       if (waiting_.insert(listener).second) {
         loop->At(Clock::now() + kRolePause, [this, listener] {
           waiting_.erase(listener);

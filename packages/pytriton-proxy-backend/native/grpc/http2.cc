@@ -12,18 +12,18 @@ namespace pytriton::grpc {
 
 namespace {
 
-// No more is taken from nghttp2 while so much waits for the socket: what it still has may be cancelled.
+// While so much waits for the socket, nothing more is taken from nghttp2, where it can still be cancelled.
 constexpr size_t kMostOutbox = 1 << 20;
-// Below this, a copy into the bytes beside it costs less than a part of its own.
+// A smaller piece is copied next to the other bytes, which costs less than a part of its own.
 constexpr size_t kSmallPiece = 1024;
 constexpr size_t kMostText = 16 * 1024;
 constexpr size_t kReadSize = 256 * 1024;
-// Reads in a row of one connection, before others have their turn.
+// How often one connection is read before other ones have their turn.
 constexpr int kMostReads = 8;
 constexpr size_t kMostFrame = 1 << 20;
 constexpr uint64_t kResetBurst = 100'000;
 constexpr uint64_t kResetsPerSecond = 10'000;
-// A peer that says nothing for this long is asked by the system whether it is there; a dead one is found so.
+// After this silence the system probes whether the peer still exists, and so finds a dead one.
 constexpr int kKeepaliveIdleSeconds = 60;
 
 Http2Connection* Of(void* user) { return static_cast<Http2Connection*>(user); }
@@ -70,14 +70,15 @@ void Body::Add(std::string&& text) {
   pieces.push_back({std::shared_ptr<char[]>(owner, owner->data()), owner->data(), owner->size()});
 }
 
-// What nghttp2 calls. The connection is its user pointer.
+// The functions that nghttp2 calls. Their user pointer is the connection.
 struct Callbacks {
   static int OnBeginHeaders(nghttp2::Session*, const nghttp2::Frame* frame, void* user) {
     Of(user)->OnHeadersBegin(frame->header.stream_id);
     return 0;
   }
 
-  // Stays as long as no other function of nghttp2's is called that receives: `OnStreamClose` alone removes a stream.
+  // The stream is valid until the next call of a function of nghttp2 that receives, because only `OnStreamClose`
+  // removes streams.
   static Http2Stream* Find(void* user, int32_t number) {
     const auto& streams = Of(user)->streams_;
     const auto found = streams.find(number);
@@ -199,10 +200,10 @@ bool Http2Connection::Begin(bool is_server, const std::vector<nghttp2::SettingsE
   api_->callbacks_set_on_stream_close_callback(callbacks, Callbacks::OnStreamClose);
   api_->callbacks_set_send_data_callback(callbacks, Callbacks::SendBody);
   api_->callbacks_set_data_source_read_length_callback(callbacks, Callbacks::BodyLength);
-  // Closed streams are kept for priorities, of which nothing here makes use.
+  // nghttp2 keeps closed streams for priorities, which are not used here.
   api_->option_set_no_closed_streams(option, 1);
-  // A web server that gives up calls of its own callers resets as many streams as it pleases; by itself the library
-  // ends a connection with more than 33 a second.
+  // A web server that gives up the calls of its own callers may reset any number of streams. By default, the library
+  // ends a connection with more than 33 resets a second.
   if (api_->option_set_stream_reset_rate_limit != nullptr) {
     api_->option_set_stream_reset_rate_limit(option, kResetBurst, kResetsPerSecond);
   }
@@ -254,7 +255,7 @@ void Http2Connection::OnEvents(uint32_t events) {
 }
 
 void Http2Connection::Read() {
-  // One buffer for the thread of the loop.
+  // Each loop's thread has one buffer.
   static thread_local std::unique_ptr<uint8_t[]> buffer;
   if (buffer == nullptr) buffer.reset(new uint8_t[kReadSize]);
   for (int i = 0; i < kMostReads || socket_.has_pending(); ++i) {
@@ -272,7 +273,7 @@ void Http2Connection::Read() {
     lock.unlock();
     AfterRead();
     lock.lock();
-    // What nghttp2 has to say about what was wrong, too.
+    // This also sends what nghttp2 has to say about an error.
     Flush(&lock);
     if (used != size || (api_->want_read(session_) == 0 && api_->want_write(session_) == 0)) {
       is_closed_ = true;
@@ -302,8 +303,8 @@ void Http2Connection::Fill() {
   }
 }
 
-// Writes once what the outbox has. False where that ends the connection. Others may have the lock meanwhile, but they
-// leave the outbox to this thread.
+// Writes the outbox once. Returns false if that ends the connection. Other threads may have the lock meanwhile, but
+// they leave the outbox to this one.
 bool Http2Connection::WriteOnce(std::unique_lock<std::mutex>* lock, bool* would_block) {
   constexpr int kMostParts = 64;
   iovec parts[kMostParts];
@@ -359,7 +360,7 @@ void Http2Connection::Flush(std::unique_lock<std::mutex>* lock) {
   }
   is_writing_ = false;
   if (is_closed_) {
-    // The loop sees the end of the connection, and finishes it in its own thread.
+    // The thread of the loop finishes the end of the connection.
     loop_->Post([self = shared_from_this()] { self->FinishClose(); });
   }
 }
@@ -376,10 +377,10 @@ void Http2Connection::Close() {
 
 void Http2Connection::FinishClose() {
   uint64_t number = 0;
-  std::deque<Segment> unsent;  // its end calls Triton
+  std::deque<Segment> unsent;  // destroyed after the lock is released, because that calls Triton
   {
     const auto lock = Lock();
-    // A thread that writes comes back here when it is done.
+    // A thread that is writing calls this again when it is done.
     if (!is_closed_ || is_writing_ || number_ == 0) return;
     number = std::exchange(number_, 0);
     outbox_.swap(unsent);

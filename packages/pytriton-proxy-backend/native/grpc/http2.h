@@ -1,4 +1,5 @@
-// One connection of HTTP/2, of either side: bytes between a socket and nghttp2, and bodies that are sent without a copy.
+// One HTTP/2 connection of either side: moves bytes between a socket and nghttp2, and sends bodies without copying
+// them.
 #pragma once
 
 #include <atomic>
@@ -21,33 +22,33 @@ namespace pytriton::grpc {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-// What HTTP/2 adds to the name and the value of each field where it counts them.
+// What HTTP/2 adds to the lengths of name and value when it counts the size of a field.
 constexpr size_t kFieldOverhead = 32;
 
-// Bytes to be sent, which may be shared with others that send the rest of them.
+// Bytes to be sent, whose owner may be shared with the pieces that follow.
 struct Piece {
   std::shared_ptr<char[]> owner;
   const char* data = nullptr;
   size_t size = 0;
 };
 
-// What is to be sent in one stream. Whoever uses it holds the lock of the connection.
+// What is to be sent in one stream. Guarded by the lock of the connection.
 struct Body {
   void Add(Chunk chunk);
   void Add(std::string_view text);
   void Add(std::string&& text);
   void Clear();
-  // Tells the backlog of its stream, where that has one, how much waits.
+  // Tells the backlog of the stream, if it has one, how much waits.
   void Note();
 
   std::deque<Piece> pieces;
   size_t size = 0;
   bool is_ended = false;
-  Fields trailers;  // sent behind the pieces where there are any
+  Fields trailers;  // sent after the pieces, if there are any
   std::shared_ptr<guard::StreamBacklog> backlog;
 };
 
-// What the other side sends in one stream, and what is sent to it. Called with the lock of the connection.
+// One stream: receives what the other side sends, and holds what is sent to it. Called with the lock of the connection.
 class Http2Stream {
  public:
   virtual ~Http2Stream() = default;
@@ -68,16 +69,16 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
   Http2Connection(Loop* loop, int fd, const TlsContext* tls);
   ~Http2Connection() override;
 
-  // Makes the session and waits for what comes; false where the system refuses. Whoever holds a lock in `Flush` and in
-  // the functions of streams below holds this one.
+  // Makes the session and waits for data; false if the system refuses. The lock in `Flush` and in the functions of
+  // streams below is the lock of this connection.
   bool Begin(bool is_server, const std::vector<nghttp2::SettingsEntry>& settings, int32_t window);
   std::unique_lock<std::mutex> Lock() { return std::unique_lock<std::mutex>(mutex_); }
 
-  // Sends what waits, as far as the socket takes it. Another thread that is just sending does it instead.
+  // Sends what waits, as far as the socket takes it. If another thread is sending, that thread does it.
   void Flush(std::unique_lock<std::mutex>* lock);
   void Flush();
 
-  // The end of the connection; from any thread. `OnClosed` follows in that of the loop.
+  // Ends the connection, from any thread. `OnClosed` follows in the thread of the loop.
   void Close();
   bool is_closed() const { return is_closed_; }
   Loop* loop() { return loop_; }
@@ -85,17 +86,17 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
   void OnEvents(uint32_t events) override;
 
  protected:
-  // When the other side was last heard of. The caller holds the lock.
+  // When the other side last sent something. Needs the lock.
   Clock::time_point heard() const { return heard_; }
 
-  // With the lock: what has to happen without it waits for `AfterRead`.
+  // Called with the lock. What must be done without it waits for `AfterRead`.
   virtual void OnHeadersBegin(int32_t) {}
   virtual void OnGoAway() {}
-  // Without the lock, in the thread of the loop.
+  // Called without the lock, in the thread of the loop.
   virtual void AfterRead() {}
   virtual void OnClosed() = 0;
 
-  // The provider of a stream's body for nghttp2.
+  // Provides the body of a stream to nghttp2.
   static nghttp2::DataProvider Provider();
   static std::vector<nghttp2::NameValue> NameValues(const Fields& fields);
 
@@ -109,7 +110,7 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
   friend struct Callbacks;
 
   struct Segment {
-    std::string text;  // of its own, where `piece.data` is null
+    std::string text;  // bytes of its own, if `piece.data` is null
     Piece piece;
   };
 
@@ -121,7 +122,7 @@ class Http2Connection : public Pollable, public std::enable_shared_from_this<Htt
 
   Loop* const loop_;
   Socket socket_;
-  uint64_t number_ = 0;  // at the loop
+  uint64_t number_ = 0;  // its number in the loop
   std::deque<Segment> outbox_;
   size_t outbox_size_ = 0;
   size_t sent_of_front_ = 0;

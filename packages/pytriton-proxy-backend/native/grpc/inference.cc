@@ -19,7 +19,7 @@ TRITONSERVER_Error* TRITONSERVER_ResponseAllocatorSetQueryFunction(
                                  TRITONSERVER_MemoryType* type, int64_t* id));
 }
 
-// This library is also loaded into programs that have no Triton, where it does nothing.
+// The functions are weak because this library is also loaded into programs without Triton, in which it does nothing.
 #define PYTRITON_WEAK(name) _Pragma(PYTRITON_TEXT(weak TRITONSERVER_##name))
 #define PYTRITON_TEXT(text) #text
 PYTRITON_WEAK(ErrorNew)
@@ -59,7 +59,7 @@ namespace {
 
 constexpr uint32_t kSequenceStart = 1;
 constexpr uint32_t kSequenceEnd = 2;
-// An output below this is copied beside the fields in front of it: a part of its own costs more.
+// A smaller output is copied behind the fields before it, which costs less than a part of its own.
 constexpr size_t kSmallOutput = 1024;
 
 // --- errors ----------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ Code CodeOf(TRITONSERVER_Error_Code code) {
   }
 }
 
-// The code of Triton's that is told so.
+// Returns the code of Triton that is reported for a gRPC code.
 int CodeOfTriton(Code code) {
   switch (code) {
     case Code::kInvalidArgument:
@@ -105,11 +105,11 @@ int CodeOfTriton(Code code) {
   }
 }
 
-// Takes an error of Triton's. True, with the status, where there is one.
+// Takes an error of Triton over. Returns true and sets the status if there is one.
 bool Take(TRITONSERVER_Error* error, Status* status) {
   if (error == nullptr) return false;
   *status = {CodeOf(TRITONSERVER_ErrorCode(error)), TRITONSERVER_ErrorMessage(error)};
-  // Whoever reads the message of a stream knows an error by its text.
+  // Readers of a stream recognize an error by its text, so it must not be empty.
   if (status->text.empty()) status->text = "an error without a text that says why";
   TRITONSERVER_ErrorDelete(error);
   return true;
@@ -117,7 +117,8 @@ bool Take(TRITONSERVER_Error* error, Status* status) {
 
 // --- writing a response ----------------------------------------------------------------------------------------------
 
-// A text of a model's, which may be no UTF-8: a caller could not read any of the message then.
+// Writes a text of a model. Bytes that are not UTF-8 are replaced, because a caller could not read the message
+// otherwise.
 void WriteText(std::string* out, uint32_t number, std::string_view text) {
   constexpr std::string_view kReplacement = "\xef\xbf\xbd";
   size_t good = Utf8Prefix(text);
@@ -143,7 +144,7 @@ void WriteBoolParameter(std::string* out, std::string_view name, bool value) {
   WriteParameter(out, name, {bytes, sizeof(bytes)});
 }
 
-// A ModelInferResponse, in pieces: what stands in front of each large output, and these.
+// A ModelInferResponse in pieces: the fields before each large output, and the outputs.
 struct Pieces {
   std::string& text() {
     if (parts.empty() || parts.back().raw != nullptr) parts.emplace_back();
@@ -168,7 +169,7 @@ struct Pieces {
   std::vector<Part> parts;
 };
 
-// Makes the message of a response. `error` is of a stream, where it is a part of the message.
+// Makes the message of a response. In a stream, `error` is a part of the message.
 Message MakeMessage(Method method, Pieces pieces, const std::string& error) {
   std::string head;
   if (method == Method::kStreamInfer) {
@@ -198,7 +199,7 @@ Message MakeMessage(Method method, Pieces pieces, const std::string& error) {
   return message;
 }
 
-// Memory of one output, from Triton's question for it until the response is deleted.
+// The memory of one output, from Triton's request for it until the response is deleted.
 struct OutputMemory {
   std::unique_ptr<char[]> data;
 };
@@ -227,7 +228,7 @@ TRITONSERVER_Error* Free(TRITONSERVER_ResponseAllocator*, void*, void* buffer_us
   return nullptr;
 }
 
-// Where an output would lie, of which a backend asks before it has it.
+// Says where an output would lie, for a backend that asks before it has the output.
 TRITONSERVER_Error* Query(TRITONSERVER_ResponseAllocator*, void*, const char*, size_t*, TRITONSERVER_MemoryType* type,
                           int64_t* id) {
   *type = TRITONSERVER_MEMORY_CPU;
@@ -235,13 +236,14 @@ TRITONSERVER_Error* Query(TRITONSERVER_ResponseAllocator*, void*, const char*, s
   return nullptr;
 }
 
-// One for the process; never deleted, as responses come until its end. Null, with the status, where there is none.
+// One allocator for the process, which is never deleted, because responses come until the process ends. Returns null
+// with the status if it cannot be made.
 TRITONSERVER_ResponseAllocator* Allocator(Status* status) {
   static Status failure;
   static TRITONSERVER_ResponseAllocator* const allocator = [] {
     TRITONSERVER_ResponseAllocator* made = nullptr;
     if (Take(TRITONSERVER_ResponseAllocatorNew(&made, Allocate, Free, nullptr), &failure)) made = nullptr;
-    Status ignored;  // without it, backends ask for the memory that they like best
+    Status ignored;  // if this fails, backends ask for the memory that they prefer
     if (made != nullptr) Take(TRITONSERVER_ResponseAllocatorSetQueryFunction(made, Query), &ignored);
     return made;
   }();
@@ -263,10 +265,10 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
   void Submit(TRITONSERVER_Server* server) {
     Status status;
     if (Prepare(server, &status)) {
-      // Held by Triton: until the request is released, and until its last response has come.
+      // Triton holds this until the request is released, and until its last response has come.
       held_by_request_ = held_by_responses_ = shared_from_this();
       if (!Take(TRITONSERVER_ServerInferAsync(server, made_, nullptr), &status)) {
-        // The flag is set last: a request that was released meanwhile is not cancelled any more.
+        // The flag is set last, so a request that was released meanwhile is not cancelled.
         const std::lock_guard<std::mutex> lock(mutex_);
         is_submitted_ = true;
         if (is_cancelled_ && made_ != nullptr) Drop(TRITONSERVER_InferenceRequestCancel(made_));
@@ -276,7 +278,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
       held_by_responses_.reset();
     }
     if (method_ == Method::kStreamInfer) {
-      // With the id alone, so that the caller knows which request failed.
+      // The message has the id alone, so that the caller knows which request failed.
       Pieces pieces;
       WriteBytes(&pieces.text(), 3, request_.id);
       responses_->OnMessage(MakeMessage(method_, std::move(pieces), status.text));
@@ -296,7 +298,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     if (error != nullptr) TRITONSERVER_ErrorDelete(error);
   }
 
-  // Makes the request. False, with the status, where Triton does not take a part of it.
+  // Makes the request. Returns false with the status if Triton refuses a part of it.
   bool Prepare(TRITONSERVER_Server* server, Status* status) {
     uint32_t policy = 0;
     const char* const model = request_.model.c_str();
@@ -331,7 +333,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     for (size_t i = 0; i < request_.inputs.size(); ++i) {
       if (!AppendInput(i, status)) return false;
     }
-    // A model that is not decoupled has one response, and no empty one after it.
+    // A model that is not decoupled has one response and no empty one after it.
     wants_empty_final_ = wants_empty_final_ && method_ == Method::kStreamInfer && IsDecoupled(server, request_);
     TRITONSERVER_ResponseAllocator* const allocator = Allocator(status);
     return allocator != nullptr &&
@@ -344,7 +346,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     const char* data = nullptr;
     size_t size = input.elements_bytes;
     if (input.has_elements) {
-      // What they ask for was counted when the input was added.
+      // This memory was counted when the input was added.
       std::unique_ptr<char[]> made(new (std::nothrow) char[size]);
       if (made == nullptr) {
         *status = {Code::kUnavailable, "There is no memory for input '" + input.name + "' of " + std::to_string(size) + " bytes."};
@@ -407,7 +409,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
       made = std::exchange(task->made_, nullptr);
     }
     Drop(TRITONSERVER_InferenceRequestDelete(made));
-    // The inputs lie in these.
+    // The inputs lie in these, and are freed as soon as Triton has released the request.
     task->message_ = {};
     task->elements_.clear();
   }
@@ -416,7 +418,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     auto* const task = static_cast<Task*>(user);
     const bool is_final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0;
     const std::shared_ptr<Task> keep = is_final ? std::move(task->held_by_responses_) : nullptr;
-    // A backend may send from several threads.
+    // A backend may send responses from several threads.
     const std::lock_guard<std::mutex> lock(task->responses_mutex_);
     auto held = Hold(response);
     if (task->method_ == Method::kInfer) {
@@ -426,8 +428,8 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     }
   }
 
-  // Keeps a response, and with it its model, until its message is sent: a server that ends waits for those who read
-  // slowly. Outputs that were not taken go with it.
+  // Keeps a response, and so its model, until its message is sent: a server that ends waits for slow readers. Outputs
+  // that were not taken over are freed with it.
   static std::shared_ptr<void> Hold(TRITONSERVER_InferenceResponse* response) {
     if (response == nullptr) return nullptr;
     return std::shared_ptr<void>(response, [](void* held) {
@@ -435,7 +437,7 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     });
   }
 
-  // The status is known when the last response has come, and the message goes with a good one alone.
+  // The status is known when the last response has come, and the message is sent only if the status is good.
   void Report(TRITONSERVER_InferenceResponse* response, std::shared_ptr<void> held, bool is_final) {
     if (response != nullptr) {
       ++response_count_;
@@ -480,14 +482,14 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
     if (is_final) responses_->OnEnd({Code::kOk, "", outcome_});
   }
 
-  // What tells the caller of a stream which request a message is about.
+  // Writes the fields by which the caller of a stream knows which request a message is about.
   void WriteRequest(std::string* out) {
     WriteBytes(out, 3, request_.id);
     WriteBytes(out, 1, request_.model);
     if (!request_.version.empty()) WriteBytes(out, 2, request_.version);
   }
 
-  // Writes a response. False, with the status, where it is an error or cannot be written.
+  // Writes a response. Returns false with the status if it is an error or cannot be written.
   bool Write(TRITONSERVER_InferenceResponse* response, Pieces* pieces, Status* status) {
     if (Take(TRITONSERVER_InferenceResponseError(response), status)) return false;
     const char* model = nullptr;
@@ -602,20 +604,20 @@ class Task : public Running, public std::enable_shared_from_this<Task> {
   const Method method_;
   const Request request_;
   Chunk message_;
-  std::vector<std::unique_ptr<char[]>> elements_;  // of inputs that are not raw
+  std::vector<std::unique_ptr<char[]>> elements_;  // the elements of inputs that are not raw
   const std::shared_ptr<Responses> responses_;
   bool wants_empty_final_ = false;
   std::shared_ptr<Task> held_by_request_;
   std::shared_ptr<Task> held_by_responses_;
 
-  std::mutex responses_mutex_;  // of what follows
+  std::mutex responses_mutex_;  // guards what follows
   uint64_t response_count_ = 0;
   Message answer_;
   Status failure_;
   bool has_stopped_ = false;
-  guard::Outcome outcome_ = guard::Outcome::kUnknown;  // of the first error of a stream
+  guard::Outcome outcome_ = guard::Outcome::kUnknown;  // the outcome of the first error of a stream
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   TRITONSERVER_InferenceRequest* made_ = nullptr;
   bool is_submitted_ = false;
   bool is_cancelled_ = false;

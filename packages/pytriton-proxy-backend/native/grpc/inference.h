@@ -15,11 +15,11 @@ struct TRITONSERVER_Server;
 
 namespace pytriton::grpc {
 
-// Bytes that own their memory. A message that is made of several is sent in their order.
+// Bytes with their memory. The chunks of a message are sent in order.
 struct Chunk {
   std::unique_ptr<char[]> data;
   size_t size = 0;
-  std::shared_ptr<void> held = nullptr;  // for as long as these bytes
+  std::shared_ptr<void> held = nullptr;  // kept as long as these bytes
 };
 using Message = std::vector<Chunk>;
 
@@ -42,31 +42,31 @@ enum class Code : int {
 struct Status {
   Code code = Code::kOk;
   std::string text;
-  // How the request ended, where the code alone does not say it.
+  // How the request ended, if the code alone does not say it.
   guard::Outcome outcome = guard::Outcome::kUnknown;
 };
 
-// How a request with that status ended.
+// Returns how a request with this status ended.
 guard::Outcome OutcomeOf(const Status& status);
 
-// Whether a call is ModelInfer (one response, errors are the status of the call) or one request of ModelStreamInfer
-// (any number of responses, errors are messages of the stream).
+// ModelInfer has one response, and errors are the status of the call. A request of ModelStreamInfer has any number of
+// responses, and errors are messages of the stream.
 enum class Method { kInfer, kStreamInfer };
 
-// Where the responses of one request go. Called from threads of Triton, one call at a time, and possibly before `Start`
-// has returned.
+// Gets the responses of one request. Triton's threads call it, one at a time, possibly before `Start` has returned.
 class Responses {
  public:
   virtual ~Responses() = default;
-  // A ModelInferResponse for kInfer, a ModelStreamInferResponse for kStreamInfer; no prefix of gRPC.
+  // The message is a ModelInferResponse for kInfer, a ModelStreamInferResponse for kStreamInfer, without the prefix of
+  // gRPC.
   virtual void OnMessage(Message message) = 0;
-  // Nothing comes after this; once for each request. For kInfer with the status of the call: kOk after exactly one
-  // message, anything else after none. For kStreamInfer the status is kOk, with the outcome of the first error: errors came
-  // as messages; unless the stream stops at an error, whose status comes here then.
+  // Is called once, after everything else. For kInfer, `status` is that of the call: kOk after exactly one message, an
+  // error after none. For kStreamInfer it is kOk with the outcome of the first error, because errors came as messages;
+  // but if the stream stops at an error, it is the status of that error.
   virtual void OnEnd(Status status) = 0;
 };
 
-// A parameter of a request; exactly one member is meant, that of its type.
+// A parameter of a request; only the member of its type is set.
 struct Parameter {
   enum class Type { kBool, kInt, kString, kDouble, kUnsigned };
   std::string name;
@@ -78,21 +78,21 @@ struct Parameter {
   std::string text;
 };
 
-// The parameter by which a caller of a stream asks to be told of an end without a response.
+// By this parameter the caller of a stream asks for an empty response that marks the end, if no other response does.
 constexpr char kEmptyFinal[] = "triton_enable_empty_final_response";
 
 struct Input {
   std::string name;
   std::string datatype;
   std::vector<int64_t> shape;
-  // Where its elements are not raw: a message InferTensorContents, and what these elements are in a tensor.
+  // For elements that are not raw: a message InferTensorContents, and the size of an element in a tensor.
   bool has_elements = false;
   std::string_view elements;
   size_t elements_bytes = 0;
   uint32_t element_size = 0;  // 0 for texts
 };
 
-// A ModelInferRequest, read. What it names lies in its message, which must stay.
+// A ModelInferRequest after parsing. It refers to its message, which must stay.
 struct Request {
   std::string model;
   std::string version;
@@ -100,40 +100,42 @@ struct Request {
   std::vector<Parameter> parameters;
   std::vector<Input> inputs;
   std::vector<std::string> outputs;
-  std::vector<std::string_view> contents;  // raw, in the order of the inputs; empty where no input is raw
+  std::vector<std::string_view> contents;  // raw inputs in order; empty if no input is raw
   int64_t version_number = -1;
   bool is_in_sequence = false;
-  // Triton's own front end serves it: it names a region of shared memory, asks for the classification extension, or is
-  // wrong in a way of which that front end says what it is.
+  // Triton's own front end must serve it: it uses shared memory or the classification extension, or has an error that
+  // this front end cannot describe as Triton does.
   bool is_for_triton = false;
-  // Whether an error of the model becomes the status of the stream, as a caller with the header triton_grpc_error wants.
+  // Whether an error of the model becomes the status of the stream, which a caller asks for by the header
+  // triton_grpc_error.
   bool stops_at_error = false;
 };
 
-// Reads a message. The status says what is wrong with one that is no ModelInferRequest, or that names more than is read.
-// The memory that it takes is at most 16 times that of the message, and 300 MiB.
+// Parses a message. Returns an error status if it is no ModelInferRequest, or has more parts than are read. This takes
+// at most 16 times the memory of the message, and 300 MiB.
 Status Read(const char* message, size_t size, Request* request);
 
-// The model that a message names, which may be wrong in any other way.
+// Returns the model that a message names, even if the message has other errors.
 std::string_view ModelOf(const char* message, size_t size);
 
-// Writes the elements of an input as a tensor has them, `elements_bytes` in all.
+// Writes the elements of an input in the form of a tensor, `elements_bytes` in all.
 void CopyElements(const Input& input, char* to);
 
-// Whether the model sends any number of responses; false with an error of Triton's, as of a model that does not exist.
+// Whether the model sends any number of responses. Returns false if Triton returns an error, for instance because the
+// model does not exist.
 bool IsDecoupled(TRITONSERVER_Server* server, const Request& request);
 
 // A request that Triton has.
 class Running {
  public:
   virtual ~Running() = default;
-  // Tells Triton, the queue and the backend that nobody wants the responses any more; they are still reported to the
-  // end. May be called any number of times, from any thread, also after the end, and within OnMessage and OnEnd.
+  // Tells Triton, its queue and the backend that nobody wants the responses; they are still reported to the end. May be
+  // called any number of times, from any thread, also after the end and within OnMessage and OnEnd.
   virtual void Cancel() = 0;
 };
 
-// Hands a request to Triton. Whatever is wrong with it is reported through `responses`, before this returns. Takes the
-// message: inputs are read where they lie, without a copy, until Triton has released the request.
+// Hands a request to Triton. An error is reported through `responses` before this returns. Takes the message over:
+// inputs are read from it without a copy until Triton has released the request.
 std::shared_ptr<Running> Start(TRITONSERVER_Server* server, Method method, Request request, Chunk message,
                                std::shared_ptr<Responses> responses);
 

@@ -14,12 +14,12 @@ namespace pytriton::grpc {
 
 namespace {
 
-// Streams that were opened on one connection of HTTP/2 have numbers of 31 bits, every other of them: a new connection
-// takes over before they end.
+// The streams of an HTTP/2 connection have every other number of 31 bits; a new connection is opened before they run
+// out.
 constexpr int32_t kMostStream = 0x3fffffff;
 constexpr int32_t kWindow = 0x7fffffff;
 constexpr int kConnectTimeoutMs = 10'000;
-// Header fields of which gRPC takes every call; it refuses some with more, and all with twice as much.
+// Up to this size of header fields gRPC accepts every call; above it refuses some, and above twice the size all.
 constexpr size_t kMostFieldsSize = 8 * 1024;
 
 std::string NameOf(int fd, bool is_peer) {
@@ -27,7 +27,7 @@ std::string NameOf(int fd, bool is_peer) {
   socklen_t size = sizeof(address);
   const auto ask = is_peer ? getpeername : getsockname;
   if (ask(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
-  // The two ends may have different scopes and flows of an IPv6 address.
+  // Only the ports are compared, because the ends may see different scopes and flows of an IPv6 address.
   uint16_t port = 0;
   in6_addr host{};
   if (address.ss_family == AF_INET) {
@@ -77,7 +77,7 @@ class InnerStream : public Http2Stream {
 
  private:
   const std::shared_ptr<Answer> answer_;
-  Fields fields_;  // of the headers, or trailers, that are coming
+  Fields fields_;  // the headers, or trailers, that are being received
   Fields trailers_;
 };
 
@@ -93,12 +93,12 @@ class InnerConnection : public Http2Connection {
 
   bool takes_calls() const { return takes_calls_ && !is_closed(); }
 
-  // False where this connection takes no more; the body is left then.
+  // Returns false if this connection takes no more calls; `body` is then unchanged.
   bool Call(const Fields& fields, std::string* body, const std::shared_ptr<Answer>& answer) {
     auto lock = Lock();
     if (!takes_calls()) return false;
     auto values = NameValues(fields);
-    // Left out of the table of HPACK: no call changes how those after it are read.
+    // Values are not put into HPACK's table, so no call changes how later ones are read.
     for (auto& value : values) value.flags = nghttp2::kNoIndex;
     const auto provider = Provider();
     const int32_t stream = api_->submit_request(session_, nullptr, values.data(), values.size(), &provider, nullptr);
@@ -145,16 +145,16 @@ bool Inner::IsOwn(int fd) const {
   return own_.count(name) > 0;
 }
 
-// With the lock.
+// Called with the lock.
 std::shared_ptr<InnerConnection> Inner::Connect(std::string* error) {
   const int fd = socket(address_.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     *error = std::strerror(errno);
     return nullptr;
   }
-  // Bound first, so that its name is known before anybody may accept it.
+  // The socket is bound first, so that its address is known before the other side may accept it.
   sockaddr_storage any = address_;
-  reinterpret_cast<sockaddr_in*>(&any)->sin_port = 0;  // at the same place in both families
+  reinterpret_cast<sockaddr_in*>(&any)->sin_port = 0;  // the port lies at the same place in both families
   timeval limit{kConnectTimeoutMs / 1000, 0};
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   std::string name;

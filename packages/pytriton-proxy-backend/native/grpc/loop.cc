@@ -19,7 +19,7 @@ bool Loop::Start() {
   event.events = EPOLLIN;
   event.data.u64 = 0;
   if (epoll_ < 0 || wakeup_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wakeup_, &event) != 0) return false;
-  // The server waits for signals in threads of its own.
+  // All signals are blocked, because the server waits for them in its own threads.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -42,7 +42,7 @@ void Loop::Post(std::function<void()> task) {
     tasks_.push_back(std::move(task));
   }
   const uint64_t one = 1;
-  // It can only fail where it is already set, which wakes the thread as well.
+  // This can fail only if the event is set already, which wakes the thread as well.
   if (is_first) (void)!write(wakeup_, &one, sizeof(one));
 }
 
@@ -54,7 +54,7 @@ Loop::Timer Loop::At(Clock::time_point time, std::function<void()> task) {
 }
 
 void Loop::Forget(Timer timer) {
-  std::function<void()> task;  // its end may take other locks
+  std::function<void()> task;  // destroyed without the lock, because that may take other locks
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = timers_.find(timer);
   if (found == timers_.end()) return;
@@ -88,7 +88,7 @@ void Loop::Change(uint64_t number, int fd, uint32_t events) {
 void Loop::Remove(uint64_t number, int fd) {
   epoll_event none{};
   epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, &none);
-  std::shared_ptr<Pollable> gone;  // its end may take other locks
+  std::shared_ptr<Pollable> gone;  // destroyed without the lock, because that may take other locks
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = pollables_.find(number);
   if (found == pollables_.end()) return;

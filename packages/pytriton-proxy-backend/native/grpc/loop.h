@@ -1,4 +1,4 @@
-// A thread that waits at sockets and clocks.
+// A thread that waits for sockets and timers.
 #pragma once
 
 #include <sys/epoll.h>
@@ -18,33 +18,34 @@ namespace pytriton::grpc {
 
 using Clock = std::chrono::steady_clock;
 
-// What a loop waits for.
+// Something for whose events a loop waits.
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  // Called in the thread of the loop, with what epoll reports.
+  // Is called in the thread of the loop with the events that epoll reports.
   virtual void OnEvents(uint32_t events) = 0;
 };
 
 class Loop {
  public:
-  // Starts the thread; it runs until the process ends. False where the system has no more descriptors or threads.
+  // Starts the thread, which runs until the process ends. Returns false if the system has no more descriptors or
+  // threads.
   bool Start();
 
-  // Runs a task in the thread of the loop; from any thread.
+  // Runs a task in the thread of the loop. May be called from any thread.
   void Post(std::function<void()> task);
-  // Has the loop run a task at a time; called in its thread only.
+  // Runs a task at a certain time. To be called in the thread of the loop only.
   using Timer = std::pair<Clock::time_point, uint64_t>;
   Timer At(Clock::time_point time, std::function<void()> task);
-  // Forgets a task, unless it has begun by now; from any thread, and at any time.
+  // Forgets a task, unless it has begun. May be called from any thread, at any time.
   void Forget(Timer timer);
   bool is_this_thread() const;
 
-  // Waits at a descriptor. Returns the number by which it is changed and forgotten; 0 where the system refuses.
+  // Waits for events of a descriptor. Returns the number by which it is changed and removed; 0 if the system refuses.
   uint64_t Add(int fd, uint32_t events, std::shared_ptr<Pollable> pollable);
-  // Waits for other events at it; from any thread.
+  // Waits for other events of the descriptor. May be called from any thread.
   void Change(uint64_t number, int fd, uint32_t events);
-  // Forgets a descriptor, before it is closed; in the thread of the loop only.
+  // Removes a descriptor before it is closed. To be called in the thread of the loop only.
   void Remove(uint64_t number, int fd);
 
  private:
@@ -56,7 +57,7 @@ class Loop {
   int epoll_ = -1;
   int wakeup_ = -1;
   std::atomic<uint64_t> thread_{0};
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   uint64_t last_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Pollable>> pollables_;
   std::vector<std::function<void()>> tasks_;

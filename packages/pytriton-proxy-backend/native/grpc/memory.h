@@ -1,4 +1,4 @@
-// The memory that the calls of one connection hold, counted against the limit of all that is in flight.
+// The memory of the calls of one connection, counted against the limit of all requests in flight.
 #pragma once
 
 #include <atomic>
@@ -7,14 +7,14 @@
 
 namespace pytriton::grpc {
 
-// Of one connection. From any thread, without a lock.
+// The memory of one connection. Any thread may use it without a lock.
 class Memory {
  public:
   using Reserve = bool (*)(uint64_t bytes);
   using Release = void (*)(uint64_t bytes);
   Memory(Reserve reserve, Release release) : reserve_(reserve), release_(release) {}
 
-  // False, with nothing taken, where the limit leaves no more.
+  // Returns false, and takes nothing, if the limit leaves no more.
   bool Take(uint64_t bytes) {
     uint64_t before = bytes_.load(std::memory_order_relaxed);
     for (;;) {
@@ -31,7 +31,8 @@ class Memory {
   }
 
  private:
-  // The first of a connection are not counted: most have little, and health is to be answered when memory is short.
+  // The first bytes of a connection are not counted: most connections need little, and health requests must be answered
+  // even when memory is short.
   static uint64_t Counted(uint64_t bytes) {
     constexpr uint64_t kFree = 64 * 1024;
     return bytes > kFree ? bytes - kFree : 0;
@@ -42,7 +43,7 @@ class Memory {
   std::atomic<uint64_t> bytes_{0};
 };
 
-// What one owner has taken of it, and gives back at its end.
+// The part of one owner, which is given back when the owner ends.
 class Held {
  public:
   explicit Held(Memory* memory) : memory_(memory) {}
@@ -55,7 +56,8 @@ class Held {
   }
   ~Held() { Shrink(0); }
 
-  // To so many bytes in all. False, with nothing changed, where the limit leaves no more; call it before they are taken.
+  // Raises the part to so many bytes. Returns false, and changes nothing, if the limit leaves no more. To be called
+  // before memory is taken.
   bool Grow(uint64_t bytes) {
     if (bytes <= bytes_) return true;
     if (!memory_->Take(bytes - bytes_)) return false;

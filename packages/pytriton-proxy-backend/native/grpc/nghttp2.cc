@@ -10,10 +10,10 @@ namespace {
 
 constexpr char kLibrary[] = "libnghttp2.so.14";
 
-// Came with 1.57, and with corrections of older versions.
+// This function came with 1.57, and was added to older versions by security updates.
 constexpr const char* kResetRateLimit = "option_set_stream_reset_rate_limit";
 
-// In the order of the members of `Api`, all of which are pointers to functions.
+// The order is that of the members of `Api`, which are all pointers to functions.
 constexpr const char* kNames[] = {
     "session_callbacks_new",
     "session_callbacks_del",
@@ -51,7 +51,7 @@ constexpr const char* kNames[] = {
 constexpr size_t kCount = sizeof(kNames) / sizeof(kNames[0]);
 static_assert(sizeof(Api) == kCount * sizeof(void*), "a name for each function");
 
-// Fills the table from what is loaded, or from one library. False where a function is missing.
+// Fills the table from the libraries that are loaded, or from `library`. Returns false if a function is missing.
 bool Fill(void* library, Api* api) {
   void* found[kCount];
   for (size_t i = 0; i < kCount; ++i) {

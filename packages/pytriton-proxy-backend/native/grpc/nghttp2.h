@@ -1,5 +1,5 @@
-// The part of libnghttp2 that is used here, declared by hand: tritonserver has the library loaded already, for libcurl.
-// Its ABI (soname 14) only grows. Names are those of nghttp2 without its prefix.
+// The part of libnghttp2 that is used here, declared by hand; tritonserver has already loaded the library for libcurl.
+// Its ABI (soname 14) only grows. The names are those of nghttp2 without its prefix.
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +34,7 @@ struct FrameHeader {
   uint8_t reserved;
 };
 
-// HEADERS; every other kind of frame begins with the same header.
+// A HEADERS frame; all kinds of frames begin with the same header.
 struct Frame {
   FrameHeader header;
   size_t padding;
@@ -95,7 +95,7 @@ using SendData = int (*)(Session*, Frame*, const uint8_t* header, size_t length,
 using DataLength = ssize_t (*)(Session*, uint8_t type, int32_t stream, int32_t session_window, int32_t stream_window,
                                uint32_t max_frame_size, void* user);
 
-// The functions; the members are in the order of their names in the table of nghttp2.cc.
+// The functions, in the order of their names in the table in nghttp2.cc.
 struct Api {
   int (*callbacks_new)(Callbacks**);
   void (*callbacks_del)(Callbacks*);
@@ -109,7 +109,7 @@ struct Api {
   int (*option_new)(Option**);
   void (*option_del)(Option*);
   void (*option_set_no_closed_streams)(Option*, int);
-  // Null where the library does not limit how often a client may reset streams.
+  // Null if the library has no limit for how often a client may reset streams.
   void (*option_set_stream_reset_rate_limit)(Option*, uint64_t burst, uint64_t rate);
   int (*server_new2)(Session**, const Callbacks*, void* user, const Option*);
   int (*client_new2)(Session**, const Callbacks*, void* user, const Option*);
@@ -133,7 +133,7 @@ struct Api {
   int (*submit_ping)(Session*, uint8_t flags, const uint8_t* opaque);
 };
 
-// Null where the process has no such library and none can be loaded.
+// Returns null if the process has no such library and none can be loaded.
 const Api* Get();
 
 }  // namespace pytriton::grpc::nghttp2

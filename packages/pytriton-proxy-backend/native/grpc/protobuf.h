@@ -1,4 +1,4 @@
-// The wire format of protobuf, as far as the messages of inference need it. No I/O, no memory of its own.
+// The part of protobuf's wire format that the messages of inference need. No I/O, no memory of its own.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace pytriton::grpc {
 
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kGroup = 3, kGroupEnd = 4, kFixed32 = 5 };
 
-// How deep groups may nest, as everywhere in protobuf.
+// How deep groups may nest, as in all implementations of protobuf.
 constexpr size_t kMostNesting = 100;
 
-// Goes over the fields of a message.
+// Walks through the fields of a message.
 class FieldReader {
  public:
   explicit FieldReader(std::string_view message) : place_(message.data()), end_(message.data() + message.size()) {}
 
-  // Goes to the next field. False at the end, or where the message is malformed: see `ok`.
+  // Goes to the next field. Returns false at the end, or if the message is malformed: see `ok`.
   bool Next() {
     if (place_ == end_) return false;
     if (ReadTag() && (type_ == kGroup ? SkipGroup() : ReadContent())) return true;
@@ -33,7 +33,7 @@ class FieldReader {
   std::string_view bytes() const { return bytes_; }
   bool ok() const { return ok_; }
 
-  // One varint, as in a packed field. False at the end or where it is malformed.
+  // Reads one number of a packed field. Returns false at the end, or if it is malformed.
   bool ReadVarint(uint64_t* value, int most_bytes = 10) {
     uint64_t result = 0;
     for (int shift = 0; shift < 7 * most_bytes && place_ < end_; shift += 7) {
@@ -76,7 +76,7 @@ class FieldReader {
         return false;
     }
   }
-  // No message that is known here has groups: they are passed over, with what is in them.
+  // No message that is known here has groups, so they are skipped with their contents.
   bool SkipGroup() {
     uint32_t open[kMostNesting] = {number_};
     for (size_t depth = 1; depth > 0;) {
@@ -96,7 +96,7 @@ class FieldReader {
   bool ReadFixed(size_t size) {
     if (static_cast<size_t>(end_ - place_) < size) return false;
     value_ = 0;
-    std::memcpy(&value_, place_, size);  // little-endian, as this machine
+    std::memcpy(&value_, place_, size);  // little-endian, like this machine
     place_ += size;
     return true;
   }

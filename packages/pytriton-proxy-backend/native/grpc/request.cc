@@ -1,4 +1,4 @@
-// Reads requests: messages of inference.ModelInferRequest.
+// Parses messages of inference.ModelInferRequest.
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -14,7 +14,7 @@ namespace pytriton::grpc {
 
 namespace {
 
-// A message of two bytes for each of very many things would take far more memory than it has.
+// A message could announce very many things with two bytes each, which would take far more memory than the message.
 constexpr size_t kMostTensors = 16 * 1024;
 constexpr size_t kMostParameters = 1024;
 constexpr size_t kMostDimensions = 1024;
@@ -22,7 +22,8 @@ constexpr size_t kMostDimensions = 1024;
 constexpr uint32_t kBytesContents = 8;
 constexpr size_t kStringPrefix = sizeof(uint32_t);
 
-// The field of InferTensorContents for a data type, and the bytes of an element in a tensor; texts have their own.
+// The field of InferTensorContents for a data type, and the size of an element in a tensor. Texts are handled
+// separately.
 struct Form {
   std::string_view datatype;
   uint32_t field;
@@ -40,8 +41,8 @@ const Form* FindForm(std::string_view datatype) {
   return found == std::end(kForms) ? nullptr : found;
 }
 
-// Goes over the elements of an InferTensorContents: `number` is given the field and the bits of each, `text` the bytes of
-// each text. False where it is malformed.
+// Walks through the elements of an InferTensorContents: calls `number` with the field and the bits of each number,
+// `text` with the bytes of each text. Returns false if it is malformed.
 template <typename Number, typename Text>
 bool VisitElements(std::string_view contents, Number number, Text text) {
   FieldReader field(contents);
@@ -79,7 +80,7 @@ bool ReadText(const FieldReader& field, std::string* text) {
   return true;
 }
 
-// The value of a parameter. Where several are set the last one counts, as in protobuf.
+// Reads the value of a parameter. If several are set the last one counts, as in protobuf.
 bool ReadValue(std::string_view message, Parameter* parameter, bool* is_set) {
   FieldReader field(message);
   while (field.Next()) {
@@ -108,7 +109,7 @@ bool ReadValue(std::string_view message, Parameter* parameter, bool* is_set) {
   return field.ok();
 }
 
-// An entry of a map of parameters.
+// Reads one entry of a map of parameters.
 bool ReadParameter(std::string_view message, Parameter* parameter, bool* is_set) {
   *is_set = false;
   FieldReader field(message);
@@ -119,7 +120,7 @@ bool ReadParameter(std::string_view message, Parameter* parameter, bool* is_set)
   return field.ok();
 }
 
-// A parameter of a tensor, of which nothing is known here but whether it can be read.
+// Whether a parameter of a tensor can be read; nothing else is known about it here.
 bool IsParameter(std::string_view message) {
   Parameter parameter;
   bool is_set = false;
@@ -134,13 +135,13 @@ bool ReadShape(const FieldReader& field, std::vector<int64_t>* shape) {
   FieldReader packed(field.bytes());
   for (uint64_t size = 0; !packed.at_end();) {
     if (!packed.ReadVarint(&size)) return false;
-    // One more than may be is enough to know that there are too many.
+    // One more than the limit is enough to know that there are too many.
     if (shape->size() <= kMostDimensions) shape->push_back(static_cast<int64_t>(size));
   }
   return true;
 }
 
-// How many elements a shape asks for; false where that is no number.
+// Counts the elements of a shape; false if the number is too large or negative.
 bool CountElements(const std::vector<int64_t>& shape, uint64_t* count) {
   *count = 1;
   for (const int64_t size : shape) {
@@ -149,9 +150,8 @@ bool CountElements(const std::vector<int64_t>& shape, uint64_t* count) {
   return true;
 }
 
-// Looks at elements that are not raw. They are taken where there are as many of them as the shape asks for, all of the
-// data type; anything else is wrong in a way of which Triton's own front end says what it is. False where they are
-// malformed.
+// Checks elements that are not raw. They are used if their number and type are those of the input; Triton's own front
+// end serves all other requests, because it describes the error. Returns false if they are malformed.
 bool ReadElements(Input* input, bool* is_for_triton) {
   uint64_t counts[kBytesContents + 1] = {};
   uint64_t text_bytes = 0;
@@ -189,10 +189,10 @@ bool ReadInput(std::string_view message, Input* input, bool* is_for_triton) {
       if (!ReadShape(field, &input->shape)) return false;
     } else if (field.Is(4, kBytes)) {
       if (!IsParameter(field.bytes())) return false;
-      *is_for_triton = true;  // such as those of shared memory
+      *is_for_triton = true;  // for instance a parameter of shared memory
     } else if (field.Is(5, kBytes)) {
       if (input->has_elements) {
-        // Several are to be taken for one.
+        // Protobuf merges several values into one, which is left to Triton.
         *is_for_triton = true;
         if (!AreElements(input->elements)) return false;
       }
@@ -209,12 +209,12 @@ bool ReadOutput(std::string_view message, std::string* name, bool* is_for_triton
     if (field.Is(1, kBytes) && !ReadText(field, name)) return false;
     if (!field.Is(2, kBytes)) continue;
     if (!IsParameter(field.bytes())) return false;
-    *is_for_triton = true;  // such as that of classification
+    *is_for_triton = true;  // for instance a parameter of classification
   }
   return field.ok();
 }
 
-// Whether Triton has a rule of its own for a parameter, which this one breaks or of which nothing is known here.
+// Whether Triton has a rule of its own for a parameter that this one breaks or may break.
 bool IsOdd(const Parameter& parameter, bool is_set) {
   using Type = Parameter::Type;
   if (!is_set) return true;
@@ -275,7 +275,7 @@ std::string_view ModelOf(const char* message, size_t size) {
 }
 
 Status Read(const char* message, size_t size, Request* request) {
-  // The text that gRPC has for this, with the name of the message.
+  // This is gRPC's own text, with the name of the message.
   const Status malformed = {Code::kInternal, "Unable to parse request: the message is no inference.ModelInferRequest.",
                             guard::Outcome::kInvalid};
   FieldReader field({message, size});
@@ -306,7 +306,7 @@ Status Read(const char* message, size_t size, Request* request) {
     if (counts.code != Code::kOk) return counts;
   }
   if (!field.ok()) return malformed;
-  // Either all inputs are raw, or none is.
+  // Either all inputs are raw or none.
   const auto count = static_cast<size_t>(std::count_if(request->inputs.begin(), request->inputs.end(),
                                                        [](const Input& input) { return input.has_elements; }));
   const bool are_raw = count == 0 && request->contents.size() == request->inputs.size();
@@ -320,7 +320,7 @@ Status Read(const char* message, size_t size, Request* request) {
 void CopyElements(const Input& input, char* to) {
   const auto copy_number = [&](uint32_t field, uint64_t value) {
     if (field == 1) value = value != 0;
-    // The first bytes of a number are its lowest ones.
+    // The lowest bytes of a number come first.
     std::memcpy(to, &value, input.element_size);
     to += input.element_size;
   };

@@ -27,7 +27,7 @@ constexpr int kAlpnFatal = 2;        // SSL_TLSEXT_ERR_ALERT_FATAL
 using AlpnSelect = int (*)(void* ssl, const unsigned char** out, unsigned char* out_size, const unsigned char* in,
                            unsigned in_size, void* argument);
 
-// The functions of OpenSSL that are used; the names are those of the members with `SSL_` in front.
+// The functions of OpenSSL that are used. Their names are `SSL_` and the names of the members.
 struct Api {
   const void* (*TLS_server_method)();
   void* (*SSL_CTX_new)(const void*);
@@ -90,7 +90,7 @@ const Api* FindApi() {
   return api;
 }
 
-// Takes HTTP/2 out of what the caller offers, and ends the handshake without it.
+// Chooses HTTP/2 among the protocols that the caller offers; without it the handshake fails.
 int SelectHttp2(void*, const unsigned char** out, unsigned char* out_size, const unsigned char* in, unsigned in_size,
                 void*) {
   for (unsigned place = 0; place < in_size; place += 1u + in[place]) {
@@ -144,7 +144,7 @@ Socket::Socket(int fd, const TlsContext* tls) : fd_(fd) {
   const Api* const api = FindApi();
   ssl_ = api->SSL_new(tls->context());
   if (ssl_ == nullptr || api->SSL_set_fd(ssl_, fd) != 1) {
-    // Nothing can be read from it then, which ends the connection.
+    // Nothing can be read afterwards, which ends the connection.
     Shutdown();
     return;
   }
@@ -186,7 +186,7 @@ ssize_t Socket::Write(const iovec* parts, int count) {
     return sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  // A record of TLS has up to 16 KiB: small parts share one.
+  // A record of TLS has up to 16 KiB, so small parts are sent in one record.
   char record[16 * 1024];
   size_t size = 0;
   for (int i = 0; i < count && size < sizeof(record); ++i) {

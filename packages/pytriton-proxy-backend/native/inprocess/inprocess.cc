@@ -1,6 +1,6 @@
-// A backend for Triton inside a Python process: its entry points call functions that the process has set, and what the
-// process answers goes straight into Triton's response buffers. Batches and answers have the form of the records of
-// the proxy's protocol, in memory of the process.
+// A backend for Triton inside a Python process. Its entry points call Python functions that the process has set, and
+// the answers of the process go straight into Triton's response buffers. Batches and answers are records of the proxy's
+// protocol, in the memory of the process.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -42,39 +42,40 @@ const char* FindFunctions(void* triton) {
   if (name == nullptr) return #name;
   PYTRITON_TRITON_FUNCTIONS(PYTRITON_FIND_OR_FAIL)
   PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_FIND)
-  // It brings the CUDA runtime whose memory and streams its backends use; other libraries may bring others.
+  // This library brings the CUDA runtime whose memory and streams its backends use; other libraries may bring other
+  // ones.
   PreferCudaRuntimeOf(triton);
   return Succeeded(MakeHostAllocator()) ? nullptr : "TRITONSERVER_ResponseAllocatorNew";
 }
 
 struct InPlace {
-  uint64_t tensor;  // its place in the record
+  uint64_t tensor;  // the tensor's place in the record
   const void* data;
 };
 
-// Functions of Python's. None of them raises.
+// Functions of Python, none of which raises.
 struct Hooks {
-  // (folder, version) -> the model, and (model, address of the instance) -> its token. 0 where the process refuses, with
+  // (folder, version) -> the model, and (model, address of the instance) -> its token; 0 if the process refuses, with
   // the reason in `refuse`.
   PyObject* load_model;
   PyObject* load_instance;
   PyObject* unload_model;     // (model)
   PyObject* unload_instance;  // (token)
-  PyObject* make_room;        // (token, length): makes the slab of an instance so large
-  // (token, batch, request, list of places of tensors that are not in the record and their addresses): takes the batch
-  // over, which belongs to the process from then on.
+  PyObject* make_room;        // (token, length): makes the slab of an instance at least so large
+  // (token, batch, request, list of tensors that are not in the record, by place and address): takes the batch over,
+  // which belongs to the process from then on.
   PyObject* execute;
 } hooks;
 
 constexpr int kGilLocked = 0;
 constexpr int kGilUnlocked = 1;
 
-// False before `connect`, and again when the interpreter is about to end: nothing of Python may be called then.
+// Python may be called only while this is true: after `connect`, until the interpreter is about to end.
 std::atomic<bool> connected{false};
 thread_local std::string refusal;
 
-// Gives a thread of Triton a Python thread state for its whole life. Otherwise each call would make a new one, and what
-// belongs to a thread (`threading.local`, the current event loop) would be gone after each batch.
+// Gives a thread of Triton a Python thread state for its whole life. Otherwise each call would make a new one, and
+// thread-local data (`threading.local`, the current event loop) would be lost after each batch.
 struct PythonThread {
   bool made = false;
 
@@ -95,7 +96,7 @@ struct PythonThread {
 
 thread_local PythonThread python_thread;
 
-// Calls a hook with new references, which it takes. Returns what it gives, 0 where that is None or it raised.
+// Calls a hook with new references, which it takes over. Returns the hook's number, 0 for None or an exception.
 template <typename... Objects>
 uint64_t CallHook(PyObject* hook, Objects... arguments) {
   const Ref result(Call(hook, arguments...));
@@ -105,7 +106,7 @@ uint64_t CallHook(PyObject* hook, Objects... arguments) {
   return 0;
 }
 
-// The threads of Triton that are in Python with a batch.
+// Guards the list of Triton's threads that run Python for a batch.
 std::mutex executing_mutex;
 std::set<pthread_t> executing;
 
@@ -123,8 +124,8 @@ class ExecutingThread {
   ExecutingThread& operator=(const ExecutingThread&) = delete;
 };
 
-// The last responses of the batch that this thread has in Python. They are sent when it is back: otherwise whoever waits
-// for them would be woken into a race for the GIL, and wait for what is left to do there.
+// The last responses of the batch for which this thread runs Python. They are sent after Python has returned; otherwise
+// their callers would wake up and compete for the GIL with the rest of the work.
 struct DeferredResponses {
   LastResponses responses;
   bool open = false;
@@ -136,9 +137,9 @@ void ParkThread(int) {
   for (;;) pause();
 }
 
-std::atomic<uint64_t> in_flight{0};  // batches of all models, which nobody asks for here
+std::atomic<uint64_t> in_flight{0};  // batches of all models; nothing reads it here
 
-// A batch in the hands of the process, which may ask about it from any thread.
+// A batch that belongs to the process, which may ask about it from any thread.
 struct OwnedBatch {
   OwnedBatch(std::unique_ptr<Batch> batch, bool decoupled) : decoupled(decoupled), batch(std::move(batch)) {}
 
@@ -149,7 +150,7 @@ struct OwnedBatch {
   const std::unique_ptr<Batch> batch;
 };
 
-// Those of loaded models, whose instances share one. With the GIL.
+// The caches of loaded models; instances of a model share one. Guarded by the GIL.
 std::map<const void*, std::weak_ptr<ModelCache>> caches;
 
 TRITONSERVER_Error* CacheOf(
@@ -176,8 +177,9 @@ TRITONSERVER_Error* Refused(const char* what) {
   return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, text);
 }
 
-// Sends the responses in a record. `payloads` has the addresses of those that do not lie in it, else 0, unless all do.
-// Without the GIL: Triton calls back into Python while it sends, partly with its own locks held.
+// Sends the responses in a record. `payloads` has the addresses of those payloads that do not lie in the record, 0 for
+// the other ones; it is empty if all lie in it. To be called without the GIL, because Triton calls Python while it
+// sends, partly with its own locks held.
 void SendRecord(
     OwnedBatch* owned, const uint8_t* record, uint64_t length, const std::vector<const uint8_t*>& payloads = {}) {
   const std::lock_guard<std::mutex> lock(owned->mutex);
@@ -196,7 +198,7 @@ void SendRecord(
   owned->batch->held_back = nullptr;
 }
 
-// The slab of an instance, for a record of so many bytes; null with the reason where there is no memory for it.
+// Returns the slab of an instance, made large enough for a record; null with the reason if there is no memory.
 uint8_t* MakeRoom(Instance* instance, uint64_t length, std::string* error) {
   if (length > instance->capacity) {
     python_thread.Enter();
@@ -220,11 +222,12 @@ void ExecutePart(Instance* instance, std::unique_ptr<Batch> part, BatchSource* s
     in_place.clear();
     batch.Collect(&source);
     if (batch.finished()) return;
-    // What the cache may keep is not Triton's to give.
+    // With a cache the inputs lie in a question, which the cache may keep. So only without one Triton's memory is
+    // handed on as it is.
     for (size_t i = 0; batch.size() == 1 && batch.cache == nullptr && i < source.tensors.size(); ++i) {
       TensorSource& tensor = source.tensors[i];
       if (tensor.piece_count != 1 || tensor.length < instance->in_place_from) continue;
-      if (source.pieces[tensor.first_piece].data == nullptr) continue;  // it lies on a device
+      if (source.pieces[tensor.first_piece].data == nullptr) continue;  // the tensor lies on a device
       tensor.in_place = true;
       in_place.push_back({i, source.pieces[tensor.first_piece].data});
     }
@@ -245,7 +248,7 @@ void ExecutePart(Instance* instance, std::unique_ptr<Batch> part, BatchSource* s
       const WithGil gil;
       if (instance->lane != nullptr && in_place.empty()) served = Serve(instance, owned->Id());
       if (served.handle != nullptr) {
-        // The batch is its, and gone with the last reference.
+        // From here on the batch belongs to the process, and is deleted with its last reference.
         OwnedBatch* handed = owned.release();
         if (served.how == Served::kAnswered) {
           const WithoutGil without;
@@ -308,8 +311,8 @@ void Execute(
 
 // ---- what Python calls -------------------------------------------------------------------------------------------
 
-// (batch, address of a response record, its length, list of the addresses of the payloads that do not lie in it, else 0,
-// or None where all do): sends the responses in the record.
+// (batch, address of a response record, its length, list of the addresses of payloads, 0 for those in the record, or
+// None if all are): sends the responses in the record.
 PyObject* Respond(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   auto* owned = AddressOf<OwnedBatch>(arguments[0]);
   const auto* record = AddressOf<const uint8_t>(arguments[1]);
@@ -336,7 +339,7 @@ PyObject* Fail(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   {
     const WithoutGil without;
     const std::lock_guard<std::mutex> lock(owned->mutex);
-    // What the callable may still answer comes too late, and nobody needs to be told.
+    // Answers that come from now on are too late, and are dropped without a message.
     owned->batch->expired = true;
     owned->batch->Fail(code, text);
   }
@@ -344,7 +347,8 @@ PyObject* Fail(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 }
 
 bool IsCancelled(OwnedBatch* owned, uint32_t request) {
-  // Called with the GIL, which a response that is being sent may wait for.
+  // This has the GIL, and a thread that sends a response may wait for it with the mutex held, so this does not wait for
+  // the mutex.
   const std::unique_lock<std::mutex> lock(owned->mutex, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   const Batch& batch = *owned->batch;
@@ -356,8 +360,8 @@ bool IsCancelled(OwnedBatch* owned, uint32_t request) {
   return true;
 }
 
-// (batch, request) -> whether the caller of the request has given it up; of the request 0xFFFFFFFF, those of all that
-// are open. So has nobody left to answer to who has got an error from `Fail`.
+// (batch, request) -> whether the caller of the request has cancelled it; for the request 0xFFFFFFFF, whether all open
+// ones are cancelled. True as well if `Fail` has answered it.
 PyObject* IsCancelled(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   auto* owned = AddressOf<OwnedBatch>(arguments[0]);
   const auto request = static_cast<uint32_t>(PyLong_AsUnsignedLongLong(arguments[1]));
@@ -365,7 +369,7 @@ PyObject* IsCancelled(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   return PyBool_FromLong(IsCancelled(owned, request));
 }
 
-// (batch) -> whether it is deleted, which it is not where a request of it is open
+// (batch) -> whether the batch was deleted; it is not if a request is open
 PyObject* Delete(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   auto* owned = AddressOf<OwnedBatch>(arguments[0]);
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -374,7 +378,7 @@ PyObject* Delete(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   return PyBool_FromLong(finished);
 }
 
-// (reason): notes why a hook refuses; for the hook that runs in this thread.
+// (reason): sets why the hook that runs in this thread refuses.
 PyObject* Refuse(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   const char* reason = PyBytes_AsString(arguments[0]);
   if (reason == nullptr) return nullptr;
@@ -399,22 +403,21 @@ PyMethodDef functions[] = {
 
 // ---- for the process ---------------------------------------------------------------------------------------------
 
-// Finds Triton's functions, once, in the library behind `triton`, a handle of dlopen. Returns the name of one that is
-// missing.
+// Looks up Triton's functions, once, in the library with the dlopen handle `triton`. Returns the name of a missing one.
 PYTRITON_EXPORT const char* pytriton_inprocess_connect(void* triton) {
   static const char* const missing = FindFunctions(triton);
   return missing;
 }
 
-// Waits for the default stream of a device. Returns what is wrong, which lives until the next call of the thread; null
-// where nothing is.
+// Waits for the default stream of a device. Returns an error, which is valid until the thread's next call, or null.
 PYTRITON_EXPORT const char* pytriton_inprocess_wait_for_device(int device) {
   static thread_local std::string error;
   error = WaitForDefaultStream(device);
   return error.empty() ? nullptr : error.c_str();
 }
 
-// Takes the functions of Python's that serve models, in the order of `Hooks`, and gives Python those that answer.
+// Takes the Python functions that serve models, in the order of `Hooks`, and returns the functions with which Python
+// answers.
 PYTRITON_EXPORT PyObject* pytriton_inprocess_open(PyObject* process) {
   PyObject** places[] = {&hooks.load_model,      &hooks.load_instance, &hooks.unload_model,
                          &hooks.unload_instance, &hooks.make_room,     &hooks.execute};
@@ -429,10 +432,10 @@ PYTRITON_EXPORT PyObject* pytriton_inprocess_open(PyObject* process) {
   return made;
 }
 
-// The interpreter is about to end: from now on nothing of Python is called. Threads of Triton that are in Python all the
-// same, with a callable that does not return, stop where they are: an interpreter that ends unwinds every thread that
-// wants its lock, through the frames of C++ below, and that aborts the process. Called with the GIL, so they do not
-// have it.
+// To be called when the interpreter is about to end; Python is not called any more afterwards. Threads of Triton that
+// still run Python, because a callable does not return, are stopped where they are: an ending interpreter unwinds every
+// thread that wants the GIL through the C++ frames below, which aborts the process. This is called with the GIL, so
+// those threads do not have it.
 PYTRITON_EXPORT void pytriton_inprocess_close() {
   connected = false;
   const std::lock_guard<std::mutex> lock(executing_mutex);
@@ -448,7 +451,7 @@ PYTRITON_EXPORT void pytriton_inprocess_close() {
 // ---- for Triton --------------------------------------------------------------------------------------------------
 
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
-  // Without the functions of Triton there is no way to say what is wrong; a model without a state has no instances.
+  // Without Triton's functions this cannot return an error; a model without a state gets no instances.
   if (!connected) return nullptr;
   uint64_t version = 0;
   TRITONBACKEND_ArtifactType artifact;
@@ -499,7 +502,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
   const std::unique_ptr<Instance> made(static_cast<Instance*>(state));
   if (made == nullptr) return nullptr;
-  // Before the GIL is taken: who reports statistics does not have it.
+  // This comes before the GIL is taken, because threads that report statistics do not have it.
   made->state->End();
   const WithGil gil;
   CallHook(hooks.unload_instance, NewNumber(made->token));
@@ -508,7 +511,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
 
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t request_count) {
-  // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
+  // If this returns an error, Triton keeps the requests. So errors may be returned only until the batch has taken them
+  // over.
   if (!connected) {
     return TRITONSERVER_ErrorNew == nullptr ? nullptr : Refused("executing a batch");
   }
@@ -518,7 +522,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   try {
     Execute(static_cast<Instance*>(state), instance, requests, request_count);
   } catch (const std::exception& exception) {
-    // The batch has answered its requests when it was destroyed on the way here.
+    // The batch was destroyed when the exception left its scope, and its destructor has answered the requests.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());
   }
   return nullptr;

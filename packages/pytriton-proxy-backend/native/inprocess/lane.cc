@@ -1,6 +1,6 @@
-// As in the lane of the accelerator, forms of batches and results are checked by Python the first time that they come,
-// and compared from then on; whatever is not plain is Python's. Here the memory is of the process: a batch lies in the
-// instance's slab, and its answers in memory of the lane until Triton has them.
+// Like the lane of the accelerator, this compares batches and results with forms that Python has checked the first
+// time; Python handles everything else. The memory belongs to the process: a batch lies in the instance's slab, and its
+// answers lie in memory of the lane until Triton has them.
 #include "lane.h"
 
 #include <pthread.h>
@@ -20,14 +20,14 @@ constexpr const char* kLane = "pytriton.inprocess.lane";
 struct Block {
   PyObject head;
   PyObject* owner;
-  Block** place;  // where the lane has it, until the batch is over
+  Block** place;  // the lane's pointer to it, until the batch is over
 };
 
-// The batch belongs to the object `handle`, once there is one.
+// The requests of a batch that belongs to the object `handle`, once that exists.
 struct OwnedRequests : Requests {
   PyObject* make_handle;
-  PyObject* handle;  // null as long as nobody has asked
-  uint64_t batch;    // 0 once it is answered
+  PyObject* handle;  // null until somebody has asked for it
+  uint64_t batch;    // 0 once the batch is answered
 };
 
 PyTypeObject* block_type;
@@ -47,7 +47,7 @@ void FreeOwnedRequests(PyObject* self) {
   FreeRequests(self);
 }
 
-// Hands the batch to an object of Python's; false with an exception.
+// Hands the batch to a Python object; false with an exception.
 bool HandOver(OwnedRequests* requests) {
   if (requests->handle == nullptr && requests->batch != 0) {
     requests->handle = Call(requests->make_handle, NewNumber(requests->batch));
@@ -85,8 +85,8 @@ struct Lane {
   PyObject *resume = nullptr, *renew = nullptr;
   Counts* counts = nullptr;
   Forms forms{};
-  Block* current = nullptr;  // that of the batch at hand, as long as anything refers to it
-  uint64_t thread = 0;       // which serves a batch, as `threading.get_ident` has it
+  Block* current = nullptr;  // the block of the current batch, as long as anything refers to it
+  uint64_t thread = 0;       // the thread that serves a batch, as in `threading.get_ident`
   std::unique_ptr<uint8_t[]> reply;
   uint64_t reply_capacity = 0;
 };
@@ -130,7 +130,7 @@ Block* MakeBlock(Lane* lane) {
   return block;
 }
 
-// The batch in the form in which callables under `@batch` get it; null with an exception.
+// Makes the object by which callables under `@batch` get a batch; null with an exception.
 OwnedRequests* MakeRequests(
     Lane* lane, const BatchForm& form, const RecordHeader& header, char* record, Likeness likeness, uint64_t batch) {
   Block* block = MakeBlock(lane);
@@ -144,7 +144,7 @@ OwnedRequests* MakeRequests(
   return requests;
 }
 
-// In the context of the runner, which `run` enters.
+// Calls the callable in the context of the runner, which `run` enters.
 PyObject* CallCallable(Lane* lane, const BatchForm& form, OwnedRequests* requests) {
   if (lane->takes_columns) {
     return PyObject_CallFunctionObjArgs(
@@ -164,7 +164,7 @@ bool HasRoom(Lane* lane, uint64_t length) {
   return lane->reply != nullptr;
 }
 
-// Puts another slab in the place of the one that something still refers to.
+// Gives the instance another slab, because something still refers to the current one.
 void Renew(Lane* lane) {
   if (lane->current == nullptr) return;
   lane->current->place = nullptr;
@@ -173,7 +173,7 @@ void Renew(Lane* lane) {
   if (!done) PyErr_WriteUnraisable(lane->renew);
 }
 
-// Takes a call that was made to Python, which answers the batch. Takes `result`.
+// Hands a call that was made to Python, which answers the batch. Takes `result`.
 Served Resume(Lane* lane, OwnedRequests* requests, uint64_t called_ns, PyObject* result) {
   PyObject* error = TakeError();
   if (error != nullptr) Clear(result);
@@ -282,13 +282,13 @@ PyObject* NewLane(PyObject*, PyObject* arguments) {
   return capsule.release();
 }
 
-// (lane) -> the thread that serves a batch; 0 where none does
+// (lane) -> the thread that serves a batch; 0 if none does
 PyObject* LaneThread(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   const Lane* lane = LaneOf(arguments[0]);
   return lane == nullptr ? nullptr : NewNumber(lane->thread);
 }
 
-// (lane): lets go of everything. Without the cyclic collector: whoever made a lane closes it.
+// (lane): drops all references. A lane does not take part in cyclic garbage collection: whoever made it closes it.
 PyObject* CloseLane(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   Lane* lane = LaneOf(arguments[0]);
   if (lane == nullptr) return nullptr;

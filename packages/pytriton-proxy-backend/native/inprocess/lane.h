@@ -1,4 +1,4 @@
-// The way of a plain batch in process: record -> arrays -> callable -> record, without Python but for the callable.
+// Serves a plain batch in process: record -> arrays -> callable -> record. The only Python code in it is the callable.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace pytriton {
 
-// One model instance, and what the process says about it. `slab` is where the next batch is written; the process puts
-// another one in its place while it has the batch, if anything still refers to what is in it.
+// One model instance, with what the process has set about it. The next batch is written to `slab`; if something still
+// refers to the batch in it, the process replaces the slab while it has the batch.
 struct Instance : InstanceFields {
   std::shared_ptr<InstanceState> state = std::make_shared<InstanceState>();
   CostPace pace;
@@ -20,16 +20,16 @@ struct Instance : InstanceFields {
 
 // What a lane has done with a batch.
 struct Served {
-  enum { kNothing, kAnswered, kTaken, kFailed } how = kNothing;  // kTaken: Python has seen to its answers
-  const uint8_t* record = nullptr;  // the answers, until the next batch
+  enum { kNothing, kAnswered, kTaken, kFailed } how = kNothing;  // kTaken: Python answers the batch
+  const uint8_t* record = nullptr;  // the answers, valid until the next batch
   uint64_t length = 0;
-  PyObject* handle = nullptr;  // a new reference to the object that the batch belongs to, where it was handed to one
+  PyObject* handle = nullptr;  // a new reference to the object that the batch was handed to, if any
 };
 
-// Takes the batch in the instance's slab through its lane. With the GIL.
+// Serves the batch in the instance's slab through its lane. Needs the GIL.
 Served Serve(Instance* instance, uint64_t batch);
 
-// What Python calls; see `Lane` in `inprocess/callables/lanes.py`.
+// Python calls these; see `Lane` in `inprocess/callables/lanes.py`.
 PyObject* NewLane(PyObject*, PyObject* arguments);
 PyObject* LaneThread(PyObject*, PyObject* const* arguments, Py_ssize_t);
 PyObject* CloseLane(PyObject*, PyObject* const* arguments, Py_ssize_t);

@@ -1,4 +1,4 @@
-// Objects of Python as C++ makes and holds them, and the interpreter's lock.
+// Python objects as C++ makes and holds them, and the GIL.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ inline PyObject* NewText(const std::string& text) {
   return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
 }
 
-// Holds the interpreter's lock, in a thread of anybody's.
+// Holds the GIL in any thread.
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}
@@ -23,7 +23,7 @@ class WithGil {
   int state_;
 };
 
-// The interpreter's lock is released as long as it lives.
+// Releases the GIL as long as it lives.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -35,13 +35,13 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// The address that a number is; null for None.
+// The address that a number stands for; null for None.
 template <typename T>
 T* AddressOf(PyObject* number) {
   return number == &_Py_NoneStruct ? nullptr : reinterpret_cast<T*>(PyLong_AsUnsignedLongLong(number));
 }
 
-// A reference of our own, let go of at the end of the block.
+// An owned reference, which is dropped at the end of the block.
 class Ref {
  public:
   explicit Ref(PyObject* object = nullptr) : object_(object) {}
@@ -65,7 +65,7 @@ class Ref {
 inline PyObject* NewNumber(uint64_t number) { return PyLong_FromUnsignedLongLong(number); }
 inline PyObject* NewNumber(const void* address) { return NewNumber(reinterpret_cast<uint64_t>(address)); }
 
-// Makes a tuple of new references, which it takes; null where one of them is.
+// Makes a tuple of new references, which it takes over; null if one of them is null.
 template <typename... Objects>
 PyObject* NewTuple(Objects... objects) {
   PyObject* items[] = {objects...};
@@ -83,7 +83,7 @@ PyObject* NewTuple(Objects... objects) {
   return complete ? tuple.release() : nullptr;
 }
 
-// Calls a function with new references, which it takes.
+// Calls a function with new references, which it takes over.
 template <typename... Objects>
 PyObject* Call(PyObject* function, Objects... arguments) {
   const Ref references[] = {Ref(arguments)...};
@@ -93,7 +93,7 @@ PyObject* Call(PyObject* function, Objects... arguments) {
   return PyObject_CallFunctionObjArgs(function, arguments..., nullptr);
 }
 
-// Makes functions for Python, in a dictionary.
+// Makes a dictionary of functions for Python.
 inline PyObject* NewFunctions(PyMethodDef* begin, PyMethodDef* end) {
   Ref made(PyDict_New());
   for (PyMethodDef* function = begin; function != end; ++function) {

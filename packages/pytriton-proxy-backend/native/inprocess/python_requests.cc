@@ -1,5 +1,5 @@
-// Requests for Python: functions that the interpreter calls without anything in between, and what they make of arrays
-// and responses. A foreign function interface in their place would cost more than all of the rest of a call.
+// Requests of Python to Triton: functions that the interpreter calls directly, and the conversion of arrays and
+// responses. With a foreign function interface, this part would take longer than the rest of a call.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -18,18 +18,18 @@ namespace {
 
 using Error = TRITONSERVER_Error;
 
-// What is known of Python. Set once, before anything else is called.
+// What this library knows of Python. Set once, before anything else is called.
 struct Environment {
-  PyObject* raise_error;  // raises the exception for an error of Triton's, given its address
-  PyObject* on_event;     // gets the number of a request, and what happened to it
-  PyObject* dtypes[16];   // of the arrays that hold tensors, by Triton's number of their type; null where there is none
+  PyObject* raise_error;  // raises the exception for an error of Triton, given its address
+  PyObject* on_event;     // is called with the number of a request and what happened to it
+  PyObject* dtypes[16];   // the dtypes of arrays, by Triton's number of the type; null if there is none
 } environment;
 
 constexpr int kTypeCount = static_cast<int>(std::size(Environment{}.dtypes));
 
-// Inputs up to this size are copied, so that nobody has to be told when Triton has done with them.
+// Inputs up to this size are copied, so that Python need not be told when Triton has finished with them.
 constexpr size_t kCopiedInput = 2048;
-// Outputs up to this size are copied into memory of numpy's, which is cheaper than an owner of the one that they are in.
+// Outputs up to this size are copied into memory of numpy, which is cheaper than an owner for their own memory.
 constexpr size_t kCopiedOutput = 4096;
 
 constexpr const char* kRequest = "pytriton.inprocess.request";
@@ -53,13 +53,13 @@ void OnEvent(uint64_t number, uint32_t events) {
 // ---- inputs ------------------------------------------------------------------------------------------------------
 
 TRITONSERVER_DataType TypeOf(const PyObject* dtype) {
-  // The dtypes of the bits of BF16 and BYTES stand for numbers, which come earlier.
+  // BF16 and BYTES have the dtypes of numbers, which come earlier in the list and so are found first.
   PyObject* const* begin = environment.dtypes;
   PyObject* const* found = std::find(begin, begin + kTypeCount, dtype);
   return found == begin + kTypeCount ? TRITONSERVER_TYPE_INVALID : static_cast<TRITONSERVER_DataType>(found - begin);
 }
 
-// Describes an array, without a copy; false where it has to be converted.
+// Describes an array without copying it; false if it must be converted.
 bool DescribeArray(const PyObject* value, InputTensor* input) {
   if (value->type != numpy.array_type) return false;
   const auto* array = reinterpret_cast<const Array*>(value);
@@ -77,7 +77,8 @@ bool DescribeArray(const PyObject* value, InputTensor* input) {
   return true;
 }
 
-// Reads what Python says of a tensor: type, shape, address, size, kind of memory, device. The dimensions go to `dims`.
+// Reads Python's description of a tensor: type, shape, address, size, kind of memory, device. The dimensions go to
+// `dims`.
 bool ReadDescription(PyObject* value, std::vector<int64_t>* dims, InputTensor* input) {
   PyObject* shape = PyTuple_GetItem(value, 1);
   if (shape == nullptr) return false;
@@ -98,7 +99,7 @@ bool ReadDescription(PyObject* value, std::vector<int64_t>* dims, InputTensor* i
 
 void FreeOutput(PyObject* capsule) { free(PyCapsule_GetPointer(capsule, kOutput)); }
 
-// Makes the array over an output, which is taken over.
+// Makes an array over an output, which it takes over.
 PyObject* NewArray(OutputTensor* output) {
   PyObject* dtype = output->type > 0 && output->type < kTypeCount ? environment.dtypes[output->type] : nullptr;
   if (dtype == nullptr) {
@@ -109,7 +110,7 @@ PyObject* NewArray(OutputTensor* output) {
   const int dims_count = is_bytes ? 1 : static_cast<int>(output->dims.size());
   const int64_t* dims = is_bytes ? &length : output->dims.data();
   const bool is_copied = output->size <= kCopiedOutput;
-  Py_IncRef(dtype);  // which the array takes
+  Py_IncRef(dtype);  // for the array, which takes a reference
   Ref array(numpy.new_from_descr(
       numpy.array_type, dtype, dims_count, dims, nullptr, is_copied ? nullptr : output->data,
       is_copied ? 0 : kContiguous | kAligned | kWriteable, nullptr));
@@ -121,7 +122,7 @@ PyObject* NewArray(OutputTensor* output) {
   PyObject* owner = PyCapsule_New(output->memory.get(), kOutput, FreeOutput);
   if (owner == nullptr) return nullptr;
   output->memory.release();
-  // Takes the owner, whatever comes of it.
+  // This takes the owner even if it fails.
   if (numpy.set_base_object(array.get(), owner) != 0) return nullptr;
   return array.release();
 }
@@ -136,7 +137,7 @@ PyObject* NewShape(const std::vector<int64_t>& dims) {
   return shape.release();
 }
 
-// (name, number of the type, shape, array); for elements on a device their address stands in place of the array.
+// Makes (name, number of the type, shape, array); for elements on a device, their address in place of the array.
 PyObject* NewOutput(OutputTensor* output) {
   const bool on_device = output->data != nullptr && output->memory == nullptr;
   return NewTuple(
@@ -189,7 +190,7 @@ PyObject* NewResponse(ReceivedResponse* response) {
 
 void DropRequest(PyObject* capsule) { RequestOf(capsule)->Unref(); }
 
-// (number) -> the request, which is dropped with the last reference
+// (number) -> the request, which ends with its last reference
 PyObject* New(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   auto* request = new PendingRequest(PyLong_AsUnsignedLongLong(arguments[0]));
   PyObject* capsule = PyCapsule_New(request, kRequest, DropRequest);
@@ -197,9 +198,8 @@ PyObject* New(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   return capsule;
 }
 
-// (request, server, model, version, inputs, keep) -> address of Triton's request, None where an input has to be
-// converted. Of `inputs`, arrays are taken as they are, and tuples for what `ReadDescription` reads; those that are not
-// copied are added to `keep`.
+// (request, server, model, version, inputs, keep) -> address of Triton's request, None if an input must be converted.
+// `inputs` are arrays, and tuples for `ReadDescription`; those that are not copied are added to `keep`.
 PyObject* Create(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   PendingRequest* request = RequestOf(arguments[0]);
   auto* server = AddressOf<TRITONSERVER_Server>(arguments[1]);
@@ -209,7 +209,7 @@ PyObject* Create(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   std::vector<InputTensor> inputs;
   std::vector<std::vector<int64_t>> shapes;
   size_t copied = 0;
-  // Others may take them out of the dictionary while the lock is released.
+  // Other threads may change the dictionary while the GIL is released, so its objects are held.
   std::vector<Ref> held;
   const Py_ssize_t count = PyDict_Size(arguments[4]);
   if (count < 0) return nullptr;
@@ -226,7 +226,7 @@ PyObject* Create(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     if (name->type != &PyUnicode_Type) return NewNone();
     input.name = PyUnicode_AsUTF8AndSize(name, &length);
     if (input.name == nullptr) {
-      PyErr_Clear();  // who converts the inputs says what is wrong
+      PyErr_Clear();  // whoever converts the inputs raises a better error
       return NewNone();
     }
     if (std::strlen(input.name) != static_cast<size_t>(length)) return NewNone();
@@ -276,7 +276,7 @@ PyObject* Submit(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   return error == nullptr ? NewNone() : Raise(error);
 }
 
-// (request) -> whether Triton has not got it, nor will
+// (request) -> whether Triton has not got it, and never will
 PyObject* Withdraw(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   PendingRequest* request = RequestOf(arguments[0]);
   if (request == nullptr) return nullptr;
@@ -288,7 +288,7 @@ PyObject* Withdraw(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   return PyBool_FromLong(withdrawn);
 }
 
-// (request, timeout in ns) -> a response, None after that time without one, and False where none will come
+// (request, timeout in ns) -> a response; None if none came in time, False if none will come
 PyObject* Take(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   PendingRequest* request = RequestOf(arguments[0]);
   const int64_t timeout_ns = PyLong_AsLongLong(arguments[1]);
@@ -328,7 +328,7 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-// Gives Python its functions, in a dictionary. `dtypes` has those of arrays by Triton's numbers.
+// Returns a dictionary of functions for Python. `dtypes` are those of arrays by Triton's numbers.
 PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
     PyObject* dtypes, PyObject* raise_error, PyObject* on_event) {
   if (!LoadNumpy()) return nullptr;
@@ -349,7 +349,7 @@ PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
   return made;
 }
 
-// The interpreter is about to end: from now on nothing of Python is called.
+// To be called when the interpreter is about to end; Python is not called any more afterwards.
 PYTRITON_EXPORT void pytriton_inprocess_close_requests() { SetEventCallback(nullptr); }
 
 }  // namespace pytriton

@@ -24,7 +24,7 @@ void Notify(uint64_t number, uint32_t events) {
 
 // ---- memory of outputs -------------------------------------------------------------------------------------------
 
-// Lies before the elements of an output, whose memory belongs to Triton's response until it is taken.
+// Lies before the elements of an output, whose memory belongs to Triton's response until it is taken over.
 struct OutputHeader {
   bool taken;
 };
@@ -92,7 +92,8 @@ size_t Largest(const void* data, size_t count) {
   return static_cast<size_t>(std::max_element(values, values + count) - values);
 }
 
-// Half precision in both forms: a sign and a magnitude, which grows with the other bits.
+// The largest of numbers of half precision, in either format: a sign bit and a magnitude that grows with the other
+// bits.
 size_t LargestHalf(const void* data, size_t count) {
   const auto* values = static_cast<const int16_t*>(data);
   const auto order = [](int16_t bits) { return bits < 0 ? -(bits & 0x7FFF) : bits; };
@@ -117,7 +118,7 @@ size_t LargestOf(int type, const void* data, size_t count) {
   }
 }
 
-// Finds the label of the largest value of an output that is one row of numbers; "" where the model has none for it.
+// Finds the label of the largest value of an output that is one row of numbers; "" if the model has no label for it.
 std::string FindLabel(
     Response* response, uint32_t index, int type, const int64_t* dims, uint64_t dims_count, const void* data) {
   if (data == nullptr || dims_count == 0 || type == TRITONSERVER_TYPE_BYTES) return "";
@@ -131,7 +132,7 @@ std::string FindLabel(
         Succeeded(TRITONSERVER_InferenceResponseOutputClassificationLabel(response, index, chosen, &label));
     return is_found && label != nullptr ? label : "";
   };
-  // Whoever has labels has one for the first class.
+  // A model with labels has one for the first class.
   if (count == 0 || label_of(0).empty()) return "";
   return label_of(LargestOf(type, data, count));
 }
@@ -154,7 +155,8 @@ Error* ReadOutputs(Response* response, ReceivedResponse* received) {
         response, i, &name, &type, &dims, &dims_count, &base, &size, &memory_type, &device, &userp);
     if (error != nullptr) break;
     const bool on_device = memory_type == TRITONSERVER_MEMORY_GPU;
-    // A backend may have taken memory of any size for it; arrays go by the shape. Strings are looked at where they are read.
+    // A backend may have asked for more memory than the shape needs, so the size is computed from the shape. Strings
+    // are checked where they are read.
     std::string text;
     if (!FitsShape(static_cast<uint32_t>(type), dims, dims_count, nullptr, size, &text)) {
       return TRITONSERVER_ErrorNew(
@@ -164,7 +166,7 @@ Error* ReadOutputs(Response* response, ReceivedResponse* received) {
       received->label = FindLabel(response, i, type, dims, dims_count, base);
     }
     OutputTensor output{name, type, {dims, dims + dims_count}, size, nullptr, const_cast<void*>(base)};
-    // An empty output has no memory, whatever its address is.
+    // An empty output needs no memory, whatever its address is.
     if (size == 0) {
       output.data = nullptr;
     } else if (auto* header = static_cast<OutputHeader*>(userp); header != nullptr) {
@@ -182,9 +184,9 @@ Error* ReadOutputs(Response* response, ReceivedResponse* received) {
   return error;
 }
 
-// Reads all of a response of Triton, which may be null, and deletes it.
+// Reads a response of Triton, which may be null, completely, and deletes it.
 std::unique_ptr<ReceivedResponse> Read(Response* response, bool final) {
-  std::unique_ptr<ReceivedResponse> unreadable;  // until Triton has let go of the memory in it
+  std::unique_ptr<ReceivedResponse> unreadable;  // kept until Triton has released the memory in it
   auto received = std::make_unique<ReceivedResponse>();
   received->final = final;
   if (response == nullptr) return received;
@@ -195,7 +197,7 @@ std::unique_ptr<ReceivedResponse> Read(Response* response, bool final) {
   Error* failure = error == nullptr ? TRITONSERVER_InferenceResponseError(response) : nullptr;
   if (error == nullptr && failure == nullptr) error = ReadOutputs(response, received.get());
   if (error != nullptr) {
-    // Parts that were read before an error of the reading itself are not to be relied on.
+    // If reading fails, the parts that were read before are not used.
     unreadable = std::move(received);
     received = std::make_unique<ReceivedResponse>();
     received->final = final;
@@ -215,7 +217,8 @@ void Delete(Request* request) { Succeeded(TRITONSERVER_InferenceRequestDelete(re
 
 // ---- waiting -----------------------------------------------------------------------------------------------------
 
-// Where responses come this fast, whoever waits does not sleep first: to be woken takes as long again.
+// If responses usually come within this time, a wait polls for so long before it sleeps, because waking up takes as
+// long.
 constexpr int64_t kSpinNs = 150000;
 
 std::atomic<int> spinning{0};
@@ -288,7 +291,7 @@ Error* PendingRequest::Submit(
     events_ = events;
     if ((events & kResponded) != 0) tell_completed_ = true;
   }
-  // What an allocator of Python's gets is what Python is told of a request.
+  // An allocator written in Python gets the number by which Python knows the request.
   void* userp = allocator == nullptr ? nullptr : reinterpret_cast<void*>(number_);
   Error* error = TRITONSERVER_InferenceRequestSetReleaseCallback(request_, OnRelease, this);
   if (error == nullptr) {
@@ -340,7 +343,7 @@ void PendingRequest::OnResponse(Response* response, uint32_t flags, void* userp)
     const std::lock_guard<std::mutex> lock(self->mutex_);
     if (self->released_) std::swap(released, self->request_);
   }
-  // Before anybody is woken, who might unload the model that it refers to.
+  // This comes before a waiting thread is woken, because that may unload the model to which the request refers.
   if (released != nullptr) Delete(released);
   Request* left = nullptr;
   uint32_t events = 0;

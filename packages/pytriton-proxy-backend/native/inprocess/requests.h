@@ -1,6 +1,6 @@
-// Requests of the process to Triton, from their submission to their last response. Triton's threads leave what comes in
-// a queue for each request, read and independent of Triton, and wake whoever waits there: none of that takes the GIL.
-// Python is called only for what it asked to be told.
+// Requests of this process to Triton, from their submission to their last response. Triton's threads read the
+// responses, put them into a queue for each request, independent of Triton, and wake whoever waits, all without the
+// GIL. Python is called only for the events that it asked for.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace pytriton {
 
-// Gets the events that a request was submitted with, and its completion where `Take` did not tell.
+// Is called for the events with which a request was submitted, and for its completion unless `Take` has reported it.
 using EventCallback = void (*)(uint64_t number, uint32_t events);
 
 struct FreeMemory {
@@ -42,11 +42,11 @@ struct OutputTensor {
   TRITONSERVER_DataType type;
   std::vector<int64_t> dims;
   size_t size;
-  Memory memory;       // what begins with the elements; null for an empty output, and where they are not in host memory
-  void* data;          // where the elements are: `kOutputOffset` bytes into `memory`, or on a device
+  Memory memory;       // the memory before the elements; null for an empty output, and if they are not in host memory
+  void* data;          // the elements: `kOutputOffset` bytes into `memory`, or on a device
 };
 
-// Before the elements of an output, in the same memory, comes what says to whom that belongs.
+// Before the elements of an output, in the same memory, lies a header with the owner of the memory.
 constexpr size_t kOutputOffset = 64;
 
 struct ReceivedParameter {
@@ -57,11 +57,11 @@ struct ReceivedParameter {
   double real = 0;
 };
 
-// A response, without anything of Triton's.
+// A response that is independent of Triton.
 struct ReceivedResponse {
   bool final = false;
-  bool cancelled = false;  // stands for the responses that nobody waits for any more
-  bool completed = false;  // the request has ended, which Python is not told in any other way
+  bool cancelled = false;  // stands for the responses of a cancelled request, for which nobody waits
+  bool completed = false;  // the request has ended, and Python is told only by this
   int64_t version = 0;
   std::string model;
   std::vector<ReceivedParameter> parameters;
@@ -69,29 +69,30 @@ struct ReceivedResponse {
   int error_code = 0;
   std::string error;
   std::vector<OutputTensor> outputs;
-  std::string label;  // of the largest value
+  std::string label;  // the label of the largest value
 };
 
-// One request. It belongs to Python, which drops it, and to Triton until both of its ends: that Triton has released the
-// request, and has given its last response. They come in any order.
+// One request. It is owned by Python until that drops it, and by Triton until it has released the request and has sent
+// the last response, which may come in any order.
 class PendingRequest {
  public:
   explicit PendingRequest(uint64_t number) : number_(number) {}
   PendingRequest(const PendingRequest&) = delete;
   PendingRequest& operator=(const PendingRequest&) = delete;
 
-  // Makes Triton's request. The memory of the inputs must stay until it is released or withdrawn.
+  // Makes Triton's request. The memory of the inputs must stay until the request is released or withdrawn.
   TRITONSERVER_Error* Create(
       TRITONSERVER_Server* server, const char* model, int64_t version, const std::vector<InputTensor>& inputs);
   TRITONSERVER_InferenceRequest* request() const { return request_; }
-  // Memory for inputs that are copied. Lives as long as the request.
+  // Returns memory for inputs that are copied, which lives as long as the request.
   uint8_t* Reserve(size_t length);
 
-  // Gives the request to Triton. `allocator` is null for outputs in host memory. One that is not accepted is withdrawn.
+  // Hands the request to Triton. `allocator` is null for outputs in host memory. If Triton does not accept it, it is
+  // withdrawn.
   TRITONSERVER_Error* Submit(
       TRITONSERVER_Server* server, TRITONSERVER_InferenceTrace* trace, TRITONSERVER_ResponseAllocator* allocator,
       uint32_t events);
-  // Deletes a request that Triton has not got, or has not accepted. Returns false, and does nothing, for any other one.
+  // Deletes a request that Triton does not have. Returns false, and does nothing, if Triton has it.
   bool Withdraw();
 
   enum class Taken { kResponse, kNothingYet, kNothingMore };
@@ -100,11 +101,11 @@ class PendingRequest {
   // Waits for the next response.
   Taken Take(int64_t timeout_ns, std::unique_ptr<ReceivedResponse>* response);
 
-  // Ends the wait for responses and asks Triton to stop the work. Returns whether the request has ended; else Python is
-  // told when it does.
+  // Ends the wait for responses and asks Triton to stop. Returns whether the request has ended; if not, Python is told
+  // when it does.
   bool Cancel();
 
-  // Lets go of it, for one of its owners.
+  // Drops the reference of one of its owners.
   void Unref();
 
  private:
@@ -113,8 +114,8 @@ class PendingRequest {
   static void OnResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* userp);
   static void OnRelease(TRITONSERVER_InferenceRequest* request, uint32_t flags, void* userp);
 
-  // Puts a response into the queue, unless its last one is there: that of a cancelled request comes before Triton's.
-  // With the lock; whoever holds it wakes those that wait afterwards.
+  // Puts a response into the queue, unless the last one is in it already: that of a cancelled request comes before
+  // Triton's. Called with the lock; the caller wakes the waiting threads afterwards.
   bool Enqueue(std::unique_ptr<ReceivedResponse> response);
   void Complete(TRITONSERVER_InferenceRequest* request);
   void Spin(uint64_t begin_ns) const;
@@ -123,12 +124,12 @@ class PendingRequest {
   uint32_t events_ = 0;
   Memory copies_;
   std::atomic<int> owners_{1};
-  std::atomic<bool> arrived_{false};  // for those that wait without the lock: look again
+  std::atomic<bool> arrived_{false};  // tells threads that wait without the lock to look again
   std::mutex mutex_;
   std::condition_variable changed_;
-  // All below: with the lock.
+  // The lock guards everything below.
   TRITONSERVER_InferenceRequest* request_ = nullptr;
-  std::list<std::unique_ptr<ReceivedResponse>> responses_;  // takes no memory before the first one
+  std::list<std::unique_ptr<ReceivedResponse>> responses_;  // a list, because an empty one takes no memory
   bool submitted_ = false;
   bool released_ = false;
   bool answered_ = false;
@@ -138,10 +139,11 @@ class PendingRequest {
   bool tell_completed_ = false;
 };
 
-// Makes the allocator of outputs in host memory, once.
+// Makes the allocator for outputs in host memory, once.
 TRITONSERVER_Error* MakeHostAllocator();
 
-// Sets what is told of requests; null for nobody, from when it returns on but for calls that are in progress.
+// Sets the function that is called with events. With null, no event is reported after this returns, except by calls
+// that have begun.
 void SetEventCallback(EventCallback callback);
 
 }  // namespace pytriton

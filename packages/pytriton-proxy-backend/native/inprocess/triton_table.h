@@ -1,7 +1,7 @@
-// The functions of Triton through pointers, for a library that is loaded into a process whose Triton keeps its symbols to
-// itself (RTLD_LOCAL). Included before everything else. Each pointer has the name of its function, so code in the
-// namespace calls through it, and what is shared with the proxy needs no change. A call from outside of the namespace does
-// not link.
+// Triton's functions as pointers, for a library that is loaded into a process whose Triton keeps its symbols to itself
+// (RTLD_LOCAL). This file is included before everything else. Each pointer has the name of its function, so code in the
+// namespace calls through it, and the sources that are shared with the proxy need no change. A call from outside of the
+// namespace does not link.
 #pragma once
 
 #include "../proxy/triton_api.h"
@@ -76,7 +76,7 @@
   ENTRY(TRITONBACKEND_ModelInstanceReportStatistics)             \
   ENTRY(TRITONBACKEND_ModelInstanceReportBatchStatistics)
 
-// May be missing in a server; what calls them looks first.
+// A server may lack these, so they are checked before they are called.
 #define PYTRITON_OPTIONAL_TRITON_FUNCTIONS(ENTRY)    \
   ENTRY(TRITONSERVER_InferenceRequestPriorityUInt64) \
   ENTRY(TRITONSERVER_InferenceTraceContext)          \

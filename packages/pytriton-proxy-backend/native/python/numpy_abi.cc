@@ -8,7 +8,7 @@ bool LoadNumpy() {
   PyObject* module = PyImport_ImportModule("numpy._core._multiarray_umath");
   if (module == nullptr) {
     PyErr_Clear();
-    module = PyImport_ImportModule("numpy.core._multiarray_umath");  // before 2.0
+    module = PyImport_ImportModule("numpy.core._multiarray_umath");  // the name before numpy 2.0
   }
   if (module == nullptr) return false;
   PyObject* capsule = PyObject_GetAttrString(module, "_ARRAY_API");

@@ -1,5 +1,5 @@
-// The part of numpy's ABI that is used here: the layout of an array, and functions by their numbers in numpy's
-// table. Both are the same in 1.26 and in 2.x.
+// The part of numpy's ABI that is used here: the layout of an array, and functions by their numbers in numpy's table.
+// Both are the same in numpy 1.26 and 2.x.
 #pragma once
 
 #include "python_abi.h"
@@ -17,7 +17,7 @@ struct Array {
   int flags;
 };
 
-// One letter, as `dtype.kind`; it is behind the type of the scalars.
+// The letter of `dtype.kind`, which lies behind the type of the scalars.
 inline char KindOf(const Array* array) {
   return reinterpret_cast<const char*>(array->descr)[sizeof(PyObject) + sizeof(PyTypeObject*)];
 }
@@ -37,7 +37,7 @@ struct Numpy {
 
 extern Numpy numpy;
 
-// Finds numpy's table; false with an exception where it has an ABI that is not known.
+// Finds numpy's table; false with an exception if its ABI is unknown.
 bool LoadNumpy();
 
 }  // namespace pytriton

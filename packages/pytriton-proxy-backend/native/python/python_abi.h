@@ -1,8 +1,9 @@
-// The part of CPython's stable ABI that is used here, declared by hand: who compiles the wheels has no Python.h, and one
-// file is to serve every version. Undefined in our libraries and found in the interpreter, as for every extension module.
+// The part of CPython's stable ABI that is used here, declared by hand: the machines that compile the wheels have no
+// Python.h, and one file is for every version. The functions are undefined in our libraries and found in the
+// interpreter, as in every extension module.
 //
-// PYTRITON_PYTHON is `__attribute__((weak))` for a library that is loaded into a process without an interpreter, too.
-// Formats with `#` are not to be used: before 3.13, their functions have other names.
+// PYTRITON_PYTHON is `__attribute__((weak))` for a library that is also loaded into processes without an interpreter.
+// Formats with `#` must not be used: before 3.13, their functions have other names.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +19,16 @@ typedef ptrdiff_t Py_ssize_t;
 struct PyTypeObject;
 struct PyThreadState;
 
-// As it is where the interpreter has its lock; `object.__basicsize__` of others is larger.
+// The layout in an interpreter with a GIL; in others `object.__basicsize__` is larger.
 struct PyObject {
-  Py_ssize_t refcount;  // of a meaning that differs from version to version
+  Py_ssize_t refcount;  // its meaning differs between versions
   PyTypeObject* type;
 };
 
 typedef PyObject* (*PyCFunction)(PyObject* self, PyObject* argument);
 typedef PyObject* (*PyCFunctionFast)(PyObject* self, PyObject* const* arguments, Py_ssize_t count);
 
-// Which of them it is, the flags say.
+// The flags say which member is set.
 union PyMethodFunction {
   constexpr PyMethodFunction(PyCFunction function = nullptr) : plain(function) {}
   constexpr PyMethodFunction(PyCFunctionFast function) : fast(function) {}
@@ -132,7 +133,7 @@ PYTRITON_PYTHON PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*))
 PYTRITON_PYTHON void* PyCapsule_GetPointer(PyObject*, const char*);
 PYTRITON_PYTHON PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
 
-// PyObject_Vectorcall is no function before 3.12.
+// PyObject_Vectorcall is not a function before 3.12.
 PYTRITON_PYTHON PyObject* PyObject_CallFunctionObjArgs(PyObject*, ...);
 PYTRITON_PYTHON PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
 PYTRITON_PYTHON PyObject* PyObject_GetAttrString(PyObject*, const char*);
@@ -178,7 +179,7 @@ inline PyObject* NewNone() {
   return &_Py_NoneStruct;
 }
 
-// Lets go of what a variable refers to, after it has been emptied: what is freed may run anything.
+// Empties a variable, then drops its reference: freeing an object may run any code, which must not find it.
 inline void Clear(PyObject*& variable) {
   PyObject* old = variable;
   variable = nullptr;
