@@ -53,7 +53,7 @@ def test_private_names_of_another_house_are_refused(rooms: Any) -> None:
         """
         from pytriton.client import ModelClient, _sync
         from pytriton.client._core.options import CallOptions
-        from pytriton.server._namespace import require_namespace_package
+        from pytriton.exceptions._namespace import require_namespace_package
         from pytriton.server._inner import mine
         import pytriton.openai._models
         """

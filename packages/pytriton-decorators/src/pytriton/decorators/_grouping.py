@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -127,7 +128,7 @@ def _not_one_each(request: Any, count: int, result: Any) -> PyTritonValidationEr
 # --- by values -------------------------------------------------------------------------------------------------------
 
 
-def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[CallableT], CallableT]:  # noqa: C901
+def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[CallableT], CallableT]:
     """Call a callable once for each group of rows that have the same values in some inputs.
 
     It is for models that take such a value once per call, such as a temperature. Place it below `@batch`, and
@@ -185,58 +186,67 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             rule="a callable or None",
         )
 
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
-        forbid_requests("group_by_values", args)
-        if args and instance is None:
-            instance = args[-1]
-        scope = current_scope()
-        rows, arrays = find_batched_arrays("group_by_values", kwargs, scope)
-        columns = []
-        for name in names:
-            if name in arrays:
-                columns.append(np.asarray(arrays[name]))
-            elif name not in kwargs:
-                _check_absent(name, kwargs, wrapped, instance)
-        groups = _equal_rows(columns, rows)
-        if groups is None:
-            if pad_fn is None:
-                return None
-            groups = [range(rows)]
-        flat = [position for positions in groups for position in positions]
-        order = np.array(flat, np.intp)
-        if flat != list(range(rows)):
-            # Place the rows of a group side by side; if they already are, its arrays are views of the batch.
-            arrays = {name: np.asarray(array).take(order, 0) for name, array in arrays.items()}
-        spans: list[slice] = []
-        calls: list[Call] = []
-        stop = 0
-        for positions in groups:
-            start, stop = stop, stop + len(positions)
-            span = slice(start, stop)
-            inputs = dict(kwargs)
-            for name, array in arrays.items():
-                inputs[name] = array[span]
-            spans.append(span)
-            calls.append((args, inputs, scope.of_rows(positions)))
-
-        def finish(results: list[Any]) -> Any:
-            parts: list[tuple[slice, Mapping[str, Any]]] = []
-            for span, result in zip(spans, results, strict=True):
-                if result is EXHAUSTED:
-                    continue
-                outputs = to_arrays(convert_output(result, wrapped, instance))
-                count = len(outputs.rows) if isinstance(outputs, PartialOutputs) else span.stop - span.start
-                check_rows(outputs, count, "@group_by_values")
-                parts.append((span, outputs))
-            if pad_fn is not None:
-                parts = _apply_pad_fn(pad_fn, parts)
-            return merge(parts, order)
-
-        return Plan(calls, finish)
-
     return decorator(
-        prepare, DecoratorTraits("group_by_values", redecorate=picklable(group_by_values, *keys, pad_fn=pad_fn))
+        partial(_plan_values, names, pad_fn),
+        DecoratorTraits("group_by_values", redecorate=picklable(group_by_values, *keys, pad_fn=pad_fn)),
     )
+
+
+def _plan_values(
+    names: tuple[str, ...],
+    pad_fn: PadFunction | None,
+    wrapped: Any,
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Plan | None:
+    forbid_requests("group_by_values", args)
+    if args and instance is None:
+        instance = args[-1]
+    scope = current_scope()
+    rows, arrays = find_batched_arrays("group_by_values", kwargs, scope)
+    columns = []
+    for name in names:
+        if name in arrays:
+            columns.append(np.asarray(arrays[name]))
+        elif name not in kwargs:
+            _check_absent(name, kwargs, wrapped, instance)
+    groups = _equal_rows(columns, rows)
+    if groups is None:
+        if pad_fn is None:
+            return None
+        groups = [range(rows)]
+    flat = [position for positions in groups for position in positions]
+    order = np.array(flat, np.intp)
+    if flat != list(range(rows)):
+        # Place the rows of a group side by side; if they already are, its arrays are views of the batch.
+        arrays = {name: np.asarray(array).take(order, 0) for name, array in arrays.items()}
+    spans: list[slice] = []
+    calls: list[Call] = []
+    stop = 0
+    for positions in groups:
+        start, stop = stop, stop + len(positions)
+        span = slice(start, stop)
+        inputs = dict(kwargs)
+        for name, array in arrays.items():
+            inputs[name] = array[span]
+        spans.append(span)
+        calls.append((args, inputs, scope.of_rows(positions)))
+
+    def finish(results: list[Any]) -> Any:
+        parts: list[tuple[slice, Mapping[str, Any]]] = []
+        for span, result in zip(spans, results, strict=True):
+            if result is EXHAUSTED:
+                continue
+            outputs = to_arrays(convert_output(result, wrapped, instance))
+            count = len(outputs.rows) if isinstance(outputs, PartialOutputs) else span.stop - span.start
+            check_rows(outputs, count, "@group_by_values")
+            parts.append((span, outputs))
+        if pad_fn is not None:
+            parts = _apply_pad_fn(pad_fn, parts)
+        return merge(parts, order)
+
+    return Plan(calls, finish)
 
 
 def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:

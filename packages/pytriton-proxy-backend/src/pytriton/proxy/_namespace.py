@@ -2,7 +2,7 @@
 
 `pytriton` is a namespace package: several distributions put their parts below it and none owns it, so it has no file.
 Where a distribution brings a regular package of that name, as `nvidia-pytriton` does, Python runs that one's code first
-and mixes its modules with ours. Every distribution holds the same copy of this file.
+and mixes its modules with ours. Each distribution that can be installed alone holds the same copy of this file.
 """
 
 import sys

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytriton.server._namespace import require_namespace_package as _require_namespace_package
+from pytriton.exceptions._namespace import require_namespace_package as _require_namespace_package
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton

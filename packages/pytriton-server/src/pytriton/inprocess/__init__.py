@@ -6,7 +6,7 @@ The names, defaults and semantics are those of Triton's in-process Python API, s
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from pytriton.server._namespace import require_namespace_package as _require_namespace_package
+from pytriton.exceptions._namespace import require_namespace_package as _require_namespace_package
 
 _require_namespace_package()
 

@@ -1,6 +1,6 @@
 """Bind a Python function, get an NVIDIA Triton Inference Server endpoint."""
 
-from pytriton.server._namespace import require_namespace_package as _require_namespace_package
+from pytriton.exceptions._namespace import require_namespace_package as _require_namespace_package
 
 _require_namespace_package()
 

@@ -60,7 +60,7 @@ class Shape:
         return f"Shape({', '.join(map(repr, self.dims))})"
 
 
-def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:  # noqa: C901
+def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:
     """Return what a hint says about a parameter or an output; `where` names it in errors."""
     base, shapes, optional = _unwrapped(hint)
 
@@ -69,36 +69,7 @@ def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:  # noqa: C901
 
     if len(shapes) > 1:
         raise wrong("it has more than one Shape")
-    form: Form = "array"
-    dims: tuple[int | str, ...] | None = shapes[0].dims if shapes else None
-    try:
-        jaxtyped = read_jaxtyping(base)
-    except JaxtypingError as error:
-        raise wrong(str(error)) from None
-    if jaxtyped is not None:
-        dtype, dims = jaxtyped
-    elif _is_scalar(base):
-        form, dtype = "scalar", base
-    elif _is_json(base) and not batched:
-        form, dtype = ("object" if _is_dict(base) else "objects"), str
-    elif _is_json(base):
-        raise wrong("with batched=True JSON is taken as text: list[str], and json.loads for each")
-    elif typing.get_origin(base) is list:
-        form, (dtype,) = "list", typing.get_args(base) or (None,)
-        if not _is_scalar(dtype):
-            raise wrong("lists have plain elements; for more axes take an array")
-    elif typing.get_origin(base) is np.ndarray:
-        dtype, axes = _array_parts(base)
-        if axes is not None and dims is None:
-            dims = (BATCH, *[-1] * (axes - 1)) if batched else (-1,) * axes
-        if dtype is None:
-            raise wrong("it does not say the dtype of the array")
-    elif base is np.ndarray:
-        raise wrong("it says neither the dtype nor the shape of the array")
-    elif typing_inspect.is_union_type(base):
-        raise wrong("only a union with None is understood")
-    else:
-        raise wrong("it is not understood")
+    form, dtype, dims = _parse_base(base, shapes[0].dims if shapes else None, batched, wrong)
     if form != "array":
         if shapes:
             raise wrong("a Shape is for arrays")
@@ -113,6 +84,44 @@ def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:  # noqa: C901
         raise wrong("it does not say the shape of the array")
     _check_axes(form, dims, batched, wrong)
     return Value(form, dtype, dims, batched, shown_hint(base, shapes), optional)
+
+
+def _parse_base(
+    base: Any,
+    dims: tuple[int | str, ...] | None,
+    batched: bool,
+    wrong: Callable[[str], PyTritonBadParameterError],
+) -> tuple[Form, Any, tuple[int | str, ...] | None]:
+    """Return form, element type and dimensions of a hint without its `Shape`, of which `dims` are the sizes."""
+    try:
+        jaxtyped = read_jaxtyping(base)
+    except JaxtypingError as error:
+        raise wrong(str(error)) from None
+    if jaxtyped is not None:
+        return "array", *jaxtyped
+    if _is_scalar(base):
+        return "scalar", base, dims
+    if _is_json(base):
+        if batched:
+            raise wrong("with batched=True JSON is taken as text: list[str], and json.loads for each")
+        return ("object" if _is_dict(base) else "objects"), str, dims
+    if typing.get_origin(base) is list:
+        (dtype,) = typing.get_args(base) or (None,)
+        if not _is_scalar(dtype):
+            raise wrong("lists have plain elements; for more axes take an array")
+        return "list", dtype, dims
+    if typing.get_origin(base) is np.ndarray:
+        dtype, axes = _array_parts(base)
+        if axes is not None and dims is None:
+            dims = (BATCH, *[-1] * (axes - 1)) if batched else (-1,) * axes
+        if dtype is None:
+            raise wrong("it does not say the dtype of the array")
+        return "array", dtype, dims
+    if base is np.ndarray:
+        raise wrong("it says neither the dtype nor the shape of the array")
+    if typing_inspect.is_union_type(base):
+        raise wrong("only a union with None is understood")
+    raise wrong("it is not understood")
 
 
 def rejected(where: str, hint: Any, why: str) -> PyTritonBadParameterError:

@@ -105,7 +105,7 @@ class OutputChecker:
             return None
         return tuple((-1, *spec.shape) if self._model.batching else tuple(spec.shape) for spec in specs)
 
-    def one(  # noqa: C901
+    def one(
         self, result: object, index: int, requested: Sequence[str] | None
     ) -> tuple[Outputs, Mapping[str, ParameterValue]]:
         """Check the outputs of one request.
@@ -113,32 +113,9 @@ class OutputChecker:
         They are a mapping, a list or tuple in the declared order, a `Response`, or the request itself. Returns the
         wanted outputs in their declared dtypes, and the response parameters.
         """
-        parameters: Mapping[str, ParameterValue] = {}
-        if type(result) is dict:
-            values: Mapping[str, object] = result
-        elif isinstance(result, Response):
-            values = result.data
-            parameters = self._parameters(result.parameters, index)
-        elif isinstance(result, Request):
-            values = result.data
-        elif isinstance(result, Mapping):
-            values = result
-        elif isinstance(result, (list, tuple)):
-            if len(result) != len(self._names):
-                raise self._error(
-                    "a list of outputs must have one array per declared output",
-                    index=index,
-                    expected=f"{len(self._names)} ({', '.join(self._names)})",
-                    received=str(len(result)),
-                )
-            values = dict(zip(self._names, result, strict=True))
-        else:
-            raise self._error(
-                "each element of the result must be a mapping from output names to numpy arrays",
-                index=index,
-                expected="a dictionary, a Response, or a list of arrays in the order of the declared outputs",
-                received=f"{type(result).__name__}: {shown(result)}",
-            )
+        values: Mapping[str, object]
+        parameters: Mapping[str, ParameterValue]
+        values, parameters = (result, {}) if type(result) is dict else self._by_name(result, index)
         self._check_names(values, index, requested)
         outputs: Outputs = {}
         batching = self._model.batching
@@ -168,6 +145,30 @@ class OutputChecker:
                 self._tell_shape(value, spec)
             outputs[name] = value
         return outputs, parameters
+
+    def _by_name(self, result: object, index: int) -> tuple[Mapping[str, object], Mapping[str, ParameterValue]]:
+        """Return the outputs of one request by name, and its response parameters."""
+        if isinstance(result, Response):
+            return result.data, self._parameters(result.parameters, index)
+        if isinstance(result, Request):
+            return result.data, {}
+        if isinstance(result, Mapping):
+            return result, {}
+        if not isinstance(result, (list, tuple)):
+            raise self._error(
+                "each element of the result must be a mapping from output names to numpy arrays",
+                index=index,
+                expected="a dictionary, a Response, or a list of arrays in the order of the declared outputs",
+                received=f"{type(result).__name__}: {shown(result)}",
+            )
+        if len(result) != len(self._names):
+            raise self._error(
+                "a list of outputs must have one array per declared output",
+                index=index,
+                expected=f"{len(self._names)} ({', '.join(self._names)})",
+                received=str(len(result)),
+            )
+        return dict(zip(self._names, result, strict=True)), {}
 
     def _check_names(self, values: Mapping[str, object], index: int, requested: Sequence[str] | None) -> None:
         unknown = [name for name in values if name not in self._specs]
