@@ -107,7 +107,7 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     if config is not None and config.cost is not None:
         whole = gathered if gathered is not None and gathered[0] else None
         arrays = [whole[0]] if whole else get_all_arrays(requests)
-        # What the callable of the model asks a helper of its own is another matter.
+        # The inputs may be those of a helper that the model's callable calls, which the cost does not concern.
         if are_of_model(config, arrays[0]):
             ragged = RaggedBatch(config, arrays, whole)
             scope = Scope(requests, ragged.sizes)

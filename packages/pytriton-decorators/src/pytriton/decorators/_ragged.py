@@ -149,7 +149,7 @@ def are_of_model(config: TritonModelConfig, names: Iterable[str]) -> bool:
     cost = config.cost
     if cost is None or not names.isdisjoint(cost.names):
         return cost is not None
-    # Where requests may leave out all that has a length, the others tell.
+    # If all inputs with a length may be omitted, the other inputs decide.
     optional = {spec.name: spec.optional for spec in config.inputs or ()}
     return all(optional.get(name) for name in cost.names) and names <= optional.keys()
 
@@ -181,7 +181,7 @@ def _lengths_of(cost: Cost, inputs: Sequence[TensorSpec], arrays: Sequence[Mappi
                 request_index=index,
                 received=own,
             )
-        # What a request may leave out has no length there.
+        # An input that a request omits has no length there.
         lengths.append(next(iter(own.values()), (0,) * len(axes[cost.names[0]])))
     return lengths
 

@@ -73,6 +73,6 @@ def _find_provided() -> Any:
         if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
             _provided = provider.get_tracer("pytriton")
     except AttributeError:
-        # Another thread is importing it right now.
+        # Another thread is importing it at this moment.
         return None
     return _provided

@@ -84,7 +84,7 @@ __all__ = [
     "write_description",
 ]
 
-# What the process of a worker has no use for: each of them would take memory for it.
+# Names that a worker's process does not need; importing them would cost memory in each.
 _LATER = {
     **dict.fromkeys(("description_path", "read_description", "write_description"), "description"),
     **dict.fromkeys(("SIDE_FILE_NAME", "ProxySettings"), "settings"),

@@ -90,7 +90,7 @@ def _delete(address: int) -> None:
 
 
 def _destroy(capsule: int) -> None:
-    # One that nobody has read; what was read is its reader's to delete.
+    # This capsule was not read by anybody; the reader of one deletes its tensor.
     if is_capsule(capsule):
         _delete(address_in(capsule))
 

@@ -270,7 +270,7 @@ class ForkLoop:
             fork.close()
         seed_numpy()
         self._room.say(worker_main.NAME, label)
-        # Not earlier: this number is now also that of its group, by which it may be killed.
+        # This is sent only now, because the number is now also that of its process group, by which it may be killed.
         _send(life, Reply.BEGUN, os.getpid())
         life.close()
 

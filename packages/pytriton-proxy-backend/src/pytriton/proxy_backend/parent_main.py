@@ -147,7 +147,7 @@ class _Parent:
         self._verdict.close()
         end_with_parent(self._its_verdict, parent)
         seed_numpy()
-        # Another thread of control may not share the state of the one before.
+        # The next thread of control must not share the state of the one before.
         self._sender = MessageSender(self._channel)
         prepared.take_over(self._send)
         try:
@@ -189,9 +189,9 @@ class _Parent:
 
     def _serve(self, arguments: list[str]) -> int:
         """In a fork: be a worker."""
-        # What is registered last is called first. So Python ends a fork as any process, pools of threads too, up to
-        # what the factory has asked for at the end of its process: it may be the removal of a folder, for example.
-        # Nothing of the factory is freed before, for that could be an end, too.
+        # Functions are called in the reverse order of their registration. So Python ends a fork like any process, pools
+        # of threads included, except for the functions that the factory has registered for the end of its process, such
+        # as the removal of a folder. No object of the factory is freed before, because that could have the same effect.
         atexit.register(self._end_fork)
         self._finalizers = _Finalizers.take()
         for each in (self._channel, self._verdict, self._its_verdict):
@@ -248,7 +248,7 @@ def _kill_group() -> None:
     deadline = time.monotonic() + _END_S
     while (others := [pid for pid in _members(group) if pid != own]) and time.monotonic() < deadline:
         for pid in others:
-            # One has ended meanwhile, another one belongs to another user.
+            # A process may have ended meanwhile, or belong to another user.
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
@@ -266,7 +266,7 @@ def _members(group: int) -> Iterator[int]:
 
 def _flush_writers() -> None:
     """Write what files hold back, which each fork would write again."""
-    # Not `isinstance`, which asks objects that stand for others, and may make them import what they stand for.
+    # `isinstance` would ask proxy objects, and may make them import what they stand for.
     writers = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
     # Code of others may have put anything in the place of the first two.
     for each in (sys.stdout, sys.stderr, *writers):

@@ -145,7 +145,7 @@ def cost_settings(model: ModelSpec) -> dict[str, Any]:
     cost = model.cost
     if cost is None:
         return {}
-    # One alone is like itself, wherever it is among more inputs than the number has bits.
+    # A single input needs no comparison, and may stand at a place beyond the bits of the number.
     alike = () if isinstance(cost["inputs"], str) or len(cost["inputs"]) == 1 else cost["inputs"]
     return {
         "cost_limit": cost["limit"],
@@ -159,7 +159,7 @@ def cost_settings(model: ModelSpec) -> dict[str, Any]:
 def parameter_fields() -> tuple[SettingField, ...]:
     """Return the settings that parameters of a `config.pbtxt` set for a `model.py` on workers."""
     chosen = [field for field in setting_fields(ProxySettings) if field.name.startswith(("stream_", "cost_"))]
-    # Which inputs are as long as each other is for a `model.py` to see, which gets requests as they were sent.
+    # A `model.py` gets requests as they were sent, and checks by itself which inputs have the same length.
     return (*setting_fields(ServingSettings), *(field for field in chosen if field.name != "cost_alike"))
 
 

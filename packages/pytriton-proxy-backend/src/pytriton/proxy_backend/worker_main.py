@@ -67,12 +67,12 @@ class Preparation:
     """
 
     def __init__(self, job: WorkerJob, send: Callable[..., object]) -> None:
-        # Not at the top: hosts of Python models have no use for it.
+        # This is imported late because hosts of Python models do not need it.
         from .runtime.access import pass_on_records
 
         self.job = job
         self._handler = RecordHandler(send)
-        # What libraries are to say is not what we are to say.
+        # The log level of libraries may be another one than ours.
         logging.basicConfig(level=max(job.log_level, job.root_log_level), handlers=[self._handler])
         logging.getLogger("pytriton").setLevel(job.log_level)
         pass_on_records(self._handler)
@@ -142,20 +142,20 @@ class _Child:
 
     def _host(self, fields: Mapping[str, Any]) -> int:
         """Be the host of a Python model."""
-        # Not at the top: other workers have no use for it.
+        # This is imported late because other workers do not need it.
         from .python_models.host import run_host
 
         try:
             return run_host(fields, self)
         except BaseException as error:
-            # What the model has raised, where that is what it is about.
+            # The parent reports the model's own exception, if there is one.
             stage = "refused" if isinstance(error, JobRefusedError) else "load"
             self._fail(stage, error, format_trace(error.__cause__ or error))
             return 1
 
     def _work(self, job_text: str) -> int:
         """Serve a callable."""
-        # Not at the top: hosts of Python models have no use for them.
+        # These are imported late because hosts of Python models do not need them.
         from .description import parse_description
         from .worker.context import (
             Warmup,
@@ -192,7 +192,7 @@ class _Child:
             )
             # The function that a factory made is called as all that it makes.
             worker.name = job.name
-            # Whoever has started this process says that the model is served.
+            # Whoever started this process logs that the model is served.
             worker.log_attachment_at(logging.DEBUG)
             stage = "warm-up"
             self.take_signals()
@@ -252,7 +252,7 @@ class _Child:
         try:
             (worker.wait_attached if ready else worker.wait_warm)(_REPORT_S)
         except ProxyBackendError:
-            # Not yet, or it has ended, which is looked at by whoever called this.
+            # There is no worker yet, or it has ended, which the caller notices.
             return
 
     def _end(self, worker: Worker) -> bool:
@@ -302,7 +302,7 @@ class _Child:
                         self._serve = {key: value for key, value in message.items() if key != "kind"}
                         self._told_serve.set()
         except Exception:
-            # What is not told any more when to stop must not stay: the parent starts another one.
+            # A process that cannot be told to stop any more must end; the parent starts another one.
             traceback.print_exc()
         finally:
             os._exit(1)

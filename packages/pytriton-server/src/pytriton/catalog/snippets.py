@@ -15,7 +15,7 @@ from pytriton.catalog.openapi import generate_problem, infer_problem
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.decorators.serving import is_file, json_example
 
-# Nobody writes more values by hand.
+# Hardly anybody writes more values by hand.
 _MOST_EXAMPLES = 64
 # These arguments of the client's calls are not inputs.
 _RESERVED = ("self", "inputs", "parameters", "headers")

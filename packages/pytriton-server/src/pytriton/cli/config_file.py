@@ -22,7 +22,7 @@ _OF_CODE = ("batching", "decoupled")
 # The fields of a `Cost` that the file may set; the function determines the others.
 _OF_COST = ("limit", "overhead", "oversize")
 _MOST_SHOWN = 80
-# What the file says of a model beside fields of its configuration.
+# What the file says of a model besides the fields of its configuration.
 _OF_SERVE = ("workers", "min_workers", "idle", "sleep", "starts_asleep", "pinned", "golden")
 
 

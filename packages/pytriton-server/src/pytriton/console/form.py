@@ -32,7 +32,8 @@ class Form:
         with where:
             ui.label("Try it").classes("c-h")
             with ui.column().classes("c-form"):
-                # What may be left out is, so that the author's defaults hold; but hardly anybody sends no input at all.
+                # Optional inputs are left out, so that the author's defaults hold; but a request without any input is
+                # unlikely.
                 has_required = any(not tensor.optional for tensor in spec.inputs)
                 for tensor in spec.inputs[:_MOST_INPUTS]:
                     is_sent = not (tensor.optional and has_required)

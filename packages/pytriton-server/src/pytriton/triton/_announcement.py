@@ -18,7 +18,7 @@ from pytriton.triton._description import ModelDescription, TritonDescription
 
 logger = logging.getLogger(__name__)
 
-# Nobody copies a longer line.
+# A longer line would hardly be copied.
 _MAX_BODY = 300
 
 

@@ -193,7 +193,7 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
 
         A budget of the environment is for all programs, so it is only a warning in one without such processes.
         """
-        # Of others, a `model.py` has processes, too.
+        # A `model.py` among the other models has processes, too.
         definitions = [] if others else [model.definition for model in list(self.values())]
         settings = (
             ("memory_budget", budget.limit_bytes, "has_processes", "is served by processes"),

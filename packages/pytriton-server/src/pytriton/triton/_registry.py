@@ -87,7 +87,7 @@ class Registry(Generic[_Owner]):
             return
         for alias, handle in self._on_ports(fixed_addresses(config)):
             if handle() is not None:
-                # What a cell has shown is not what the program has in hand.
+                # A reference in the shown output of a cell does not count as one of the program.
                 forget_shown(handle())
                 # Only the garbage collector finds cycles.
                 gc.collect()

@@ -63,7 +63,7 @@ class RemoteTriton(TritonBase):
     """
 
     _CANCELLED = "stop() was called from another thread while the server was being connected to."
-    # Only looking shows that somebody else's server has ended.
+    # The end of somebody else's server can only be found by asking.
     _longest_period_s = 1.0
 
     def __init__(

@@ -203,7 +203,7 @@ class Triton(TritonBase):
                 without such a model and without `TritonConfig(python_models="workers")`.
             TritonModelLoadError: The running server did not load it, with Triton's reason.
         """
-        # Not resolved: the name counts, whatever it leads to.
+        # The path is not resolved, because the name counts, whatever it leads to.
         folder = Path(os.path.abspath(os.path.expanduser(path)))
         if not folder.is_dir():
             raise PyTritonValidationError(
@@ -384,7 +384,7 @@ class Triton(TritonBase):
         if self._schedule is None:
             self._life.fail(failure)
             return
-        # Not in the thread that reports: the start of the next server waits for it.
+        # This runs in another thread than the report, because the start of the next server waits for the report.
         try:
             threading.Thread(target=self._restart, name="pytriton-restart", daemon=True).start()
         except RuntimeError:
@@ -395,7 +395,7 @@ class Triton(TritonBase):
             try:
                 self._restart_if_dead()
             except Exception as error:
-                # Those who wait for the end of the server learn that it does not come back.
+                # This tells those who wait for the end of the server that it does not come back.
                 call_safely(logger.exception, "tritonserver could not be started again.")
                 self._life.fail(error)
 

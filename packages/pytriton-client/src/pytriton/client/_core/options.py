@@ -56,7 +56,7 @@ class CallOptions:
     timeout_s: float | None = None  # how long a call may take, in seconds; ``None`` leaves that to the client
     request_id: str | None = None  # the id of its requests; ``None`` gives each one of its own
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # custom request parameters
-    # Those with a meaning of their own, under the names of the protocol.
+    # Parameters with a meaning of their own, under the names of the protocol.
     options: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # HTTP headers or gRPC metadata, every value as text
     casting: Casting = "safe"  # how an array becomes one of the declared dtype

@@ -32,7 +32,7 @@ from .forks import call_in_child
 from .options import NO_OPTIONS, CallOptions, Casting, ParameterValue, check_headers, check_parameters
 from .spec import ModelSpec, TensorSpec
 
-# Of a longer name the beginning is compared.
+# Only so many characters of a longer name are compared.
 _MOST_COMPARED = 64
 
 
@@ -126,7 +126,8 @@ class SharedTensors:
     """Which tensors of a request go through shared memory."""
 
     inputs: Mapping[str, Slice]  # Those inputs that are there already. The others travel in the request.
-    # Where the server is to write each output, ``None`` for its response. Empty where that is so for all.
+    # The place where the server is to write each output; ``None`` means in its response. Empty if all are in the
+    # response.
     outputs: Mapping[str, Slice | None]
     # Returns the array of an output that the server has written there, for its name, data type and shape; raises
     # ``ValueError`` where they do not fit.
@@ -140,7 +141,7 @@ class InferRequest:
     model_name: str  # the model
     model_version: str | None  # the version; ``None`` is the latest
     request_id: str  # comes back in the response and in the server's messages
-    # What the model declares about each input, and its array with the batch axis where there is one.
+    # The declaration of each input, and its array, with the batch axis if there is one.
     inputs: tuple[tuple[TensorSpec, npt.NDArray[Any]], ...]
     call: InferCall  # parameters, options and headers
     shared: SharedTensors | None = None  # the tensors that go through shared memory, if any

@@ -83,7 +83,7 @@ def _ask_provider() -> Tracer | None:
         if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
             _tracer = provider.get_tracer("pytriton.client")
     except AttributeError:
-        # Another thread is importing it right now.
+        # Another thread is importing it at this moment.
         return None
     return _tracer
 

@@ -71,7 +71,7 @@ class DirectStream:
             self._leave(STREAM_END_TIMEOUT_S)
             if not texts:
                 raise
-            # What came before it is told first.
+            # Messages that came before the failure are returned first.
             self._failure = error
         return texts
 

@@ -55,7 +55,7 @@ STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _INPUT_CONTENTS, _OUTPUT_CONTENTS = b"\x3a", 0x32
 # From here on a copy costs more than what avoids it.
 _LARGE_BYTES = 1 << 16
-# What a message holds besides the tensors: names, shapes, parameters.
+# A message also holds names, shapes and parameters, which need some room.
 _MAX_TENSOR_BYTES = _MAX_MESSAGE_BYTES - (1 << 20)
 
 

@@ -142,7 +142,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self.lost.done() and self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
-    # What the event loop calls.
+    # The methods that the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport

@@ -26,7 +26,7 @@ from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, enco
 
 # Below this a copy costs less than a second system call.
 _JOIN_BELOW_BYTES = 1 << 16
-# What a non-blocking socket raises where it would have to wait.
+# The errors of a non-blocking socket that would have to wait.
 _WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 

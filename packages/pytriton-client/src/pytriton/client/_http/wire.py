@@ -89,7 +89,7 @@ class ResponseReader:
         self._headers: Mapping[str, str] = {}
         self._body = bytearray()
         self._left = 0  # bytes that are left of the body, or of the current chunk
-        # Where a body of known length is written, and how much of that is filled.
+        # The memory for a body of known length, and how much of it is filled.
         self._place: memoryview | None = None
         self._filled = 0
 
@@ -230,7 +230,7 @@ class ResponseReader:
     def _trailer(self) -> bool:
         line = self._line(b"\r\n")
         if line:
-            # Nobody asked for trailers: they are dropped.
+            # Trailers were not asked for, so they are dropped.
             self._trailers += len(line)
             if self._trailers > _BUFFER_BYTES:
                 raise HttpWireError(f"expected at most {_BUFFER_BYTES} bytes of trailers, received more")

@@ -24,7 +24,7 @@ Address = tuple[int, int, int, str, Any]
 """An address as ``socket.getaddrinfo`` returns it."""
 
 
-# What is asked of the resolver, by the process that asks: a forked child has not the threads of its parent.
+# The questions to the resolver, by the process that asks: a forked child does not have its parent's threads.
 _look_ups: dict[tuple[int, str, int], Future[list[Address] | Exception]] = {}
 
 
@@ -111,7 +111,7 @@ class Attempts:
         self._hostname = hostname
         # Whether the resolver is asked for the addresses.
         self.is_looking_up = False
-        # What became of each address so far; ``None`` where nothing has yet.
+        # The error of each address that was tried; ``None`` while it is not known.
         self.failures: dict[Address, OSError | None] = {}
 
     def error(self) -> OSError:

@@ -22,7 +22,7 @@ async def open_socket(hostname: str, port: int, attempts: Attempts) -> socket.so
     found = numeric_addresses(hostname, port)
     if not found:
         attempts.is_looking_up = True
-        # Not in a thread of the loop, which waits for those when it ends.
+        # This does not use a thread of the loop, because the loop would wait for that thread at its end.
         found = addresses_of(await asyncio.wrap_future(start_look_up(hostname, port)))
         attempts.is_looking_up = False
     left = order_addresses(found, hostname)

@@ -44,7 +44,7 @@ class Route:
     port: int
     prefix: str = ""  # what comes before the path of each request
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # what each request carries for the proxy
-    # What to send before the encryption begins; empty where nothing is to be.
+    # What is sent before the encryption begins; empty if nothing is.
     tunnel: bytes = field(default=b"", repr=False)
     tunnel_headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # the headers in that for the proxy
 

@@ -46,7 +46,7 @@ class Expectations:
         self._max_response_bytes = max_response_bytes
         self._lock = Lock()
         self._seen: OrderedDict[object, dict[str, tuple[int, int]]] = OrderedDict()
-        # Nothing that is known here gives the size of these outputs.
+        # The outputs whose sizes cannot be predicted.
         self._changing: set[str] = set()
 
     def sizes(self, spec: ModelSpec, request: InferRequest, least_bytes: int) -> dict[str, int]:

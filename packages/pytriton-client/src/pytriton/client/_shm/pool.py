@@ -40,7 +40,7 @@ class StaleRegions:
     """The names of regions that one server has mapped and no client of this process uses any more."""
 
     def __init__(self) -> None:
-        # Whoever tells the server takes them from the left, and puts back what it is too early for.
+        # The thread that tells the server takes names from the left, and puts back those for which it is too early.
         self.names: deque[str] = deque()
         self.not_before = 0.0  # when to tell it, by ``time.monotonic``
         call_in_child(self, lambda stale: stale.names.clear())

@@ -62,7 +62,7 @@ def get_batched_inputs(requests: Sequence[Any]) -> Mapping[str, Any] | None:
 
     If it has, all requests have the same inputs, and decorators need not check each of them.
     """
-    # Only requests of a server have this attribute.
+    # Only requests that a server made have this attribute.
     gather = getattr(requests[0], "__pytriton_batch__", None) if requests else None
     gathered = None if gather is None else gather(requests)
     return None if gathered is None else gathered[0]

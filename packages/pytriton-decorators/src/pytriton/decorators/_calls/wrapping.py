@@ -204,7 +204,8 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         traits = self._self_traits
         if traits.batch_call is not None:
             return functools.partial(traits.batch_call, wrapped, instance)
-        # Only our own classes are asked: another proxy would return the attribute of what it wraps, and be skipped.
+        # Only our own classes are asked, because a foreign proxy returns the attribute of what it wraps, and would be
+        # skipped.
         below = wrapped.__pytriton_whole__ if isinstance(wrapped, (_Decorated, _Bound)) else None
         if traits.relay is None or below is None:
             return None

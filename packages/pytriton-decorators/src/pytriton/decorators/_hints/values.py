@@ -203,7 +203,7 @@ class Value:
                 where = f"element {place}, " if self.form == "list" else ""
                 raise self._rejected(name, model, where + describe_value(element), problem)
         if dtype.kind in "fV" and any(self._largest < abs(float(element)) < math.inf for element in values):
-            # As above, the value would become infinite in the dtype of the hint.
+            # In the dtype of the hint, the value would become infinite.
             return np.array(values, np.float64)
         array = np.empty(len(values), dtype)
         array[:] = values

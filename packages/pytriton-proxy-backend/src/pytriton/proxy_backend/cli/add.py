@@ -24,13 +24,13 @@ from .tensors import load_signature, model_of, parse_tensor
 _DEFAULT_BATCH = 4
 _SERVING = {field.name for field in setting_fields(ServingSettings)}
 _NATIVE = {field.name for field in setting_fields(ProxySettings)}
-# Those that both have, and each of them alone.
+# The options of both proxies, and those of one alone.
 _OPTIONS = {
     field.name: field
     for field in (*setting_fields(ProxySettings), *setting_fields(PythonProxySettings))
     if field.about.option
 }
-# What Triton's configuration has room for.
+# The largest number in Triton's configuration.
 _MOST = (1 << 63) - 1
 _MOST_ROWS = (1 << 31) - 1
 _MOST_DIGITS = 20

@@ -30,8 +30,8 @@ class Manifest:
 
     name: str  # the model
     flavour: str  # "native" or "python", after the proxy; "hosts" for a model written for Triton's Python backend
-    # Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model; for "hosts" where
-    # processes are asked for.
+    # Where workers attach, by version of the model: the path of a socket or an address of ZeroMQ. "hosts" stands for
+    # where processes are requested.
     endpoints: Mapping[int, str]
     made_by: str  # the version of this distribution that wrote it last
     protocol: tuple[int, int]  # major and minor version of the protocol that its proxy speaks

@@ -246,5 +246,5 @@ def _check_cpu_only(name: str, parameters: Mapping[str, str]) -> None:
             name,
         )
     if value not in ("yes", "no"):
-        # As Triton's Python backend says it.
+        # This is the text of Triton's Python backend.
         raise ModelRefused(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")

@@ -424,7 +424,7 @@ class HostSupervisor:
         try:
             while not step(_POLL_S):
                 if self._is_stopping or has_ended(channel):
-                    # Nobody needs its result, and it may never end.
+                    # Its result is not needed, and it may never end.
                     host.stop(0.0)
                     raise ModelRefused(_STOPPED)
         except AttachError as error:

@@ -42,7 +42,7 @@ class PeerSegments:
         self.budget = budget  # bytes that all segments may have together
         self.sizes: dict[int, int] = {}  # the size of each segment by its number, in bytes
         self.held: set[Place] = set()  # the blocks of batches that somebody here may use
-        # Where blocks are put that nobody here uses any more, from any thread; the peer is to be told.
+        # Blocks that are not used here any more, added from any thread, of which the peer must be told.
         self.released: collections.deque[Place] = collections.deque()
 
     def take_released(self) -> Place:

@@ -91,7 +91,7 @@ class CoroutineLoop:
         self._awaited.add(future)
         try:
             if self._is_stopped:
-                # Nothing would end it any more.
+                # Nothing else would end it any more.
                 future.cancel()
             return future.result()
         finally:
@@ -112,7 +112,7 @@ class CoroutineLoop:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.new_event_loop()
-            # As in Triton's stub, so that `execute` finds this loop.
+            # `execute` finds this loop, as in Triton's stub.
             asyncio.set_event_loop(loop)
             self._thread = threading.Thread(
                 target=self._keep_running, args=(loop,), name="pytriton-coroutines", daemon=True
@@ -195,7 +195,7 @@ class ModelService(Service):
         super().__init__(self._call_lane, model, (), counters)
         self.checker = OutputTaker()  # type: ignore[assignment]
         self.columns_func = self._call_lane
-        # What those who answer must know.
+        # What the senders of responses need to know.
         self.state = SenderContext(name, model.decoupled, self.writer, self.counters, self.failures, outputs)
         self.bell = Bell()  # wakes the thread that waits for batches
         # Whether a request was open when `execute` had returned: others answer it, from other threads.
@@ -345,7 +345,7 @@ class Execution:
                 if is_to_be_rescheduled(request):
                     request.get_response_sender().close()
                     responses.append(self._reschedule(index))
-        # Nothing here may refer to the inputs when the last responses are sent.
+        # No reference to the inputs may be left here when the last responses are sent.
         outcome.requests = outcome.returned = requests = returned = request = None  # type: ignore[assignment]
         if failure is not None:
             left.clear()

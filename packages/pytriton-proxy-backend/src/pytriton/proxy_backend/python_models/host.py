@@ -190,7 +190,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     """Be the host of a model until its end, in the main thread; return the exit code."""
     job = PythonModelJob.from_fields(fields)
     _log_ours(job.log_level, parent.send)
-    # As in Triton's stub: a model that reads the command line must not see this process's own.
+    # A model that reads the command line must not see that of this process; in Triton's stub it is empty, too.
     sys.argv = [""]
     carry_bf16_bits(job.model_file)
     model = PythonModel(job.model_file, job.model_version, job.model_dir)
@@ -223,7 +223,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         try:
             ended_well.append(parent.look_after(worker))
         except BaseException as error:
-            # Nobody could tell the worker to stop, so this process ends, and the parent starts another one.
+            # The worker cannot be told to stop any more, so this process ends, and the parent starts another one.
             call_safely(
                 parent.send, "failed", stage="worker", error=type(error).__name__, text=error_text(error), traceback=""
             )

@@ -161,7 +161,7 @@ class OpenBatch:
             self._sink = sink
             early, self._early = self._early or [], None
             for data in early:
-                # One that cannot be sent is an error of its own request, which it has got.
+                # A response that cannot be sent becomes an error of its own request.
                 try:
                     self._send([data])
                 except TritonModelException as error:
@@ -253,7 +253,7 @@ class OpenBatch:
             counters.add_failed(kind, len(failed))
         if self._firsts is not None:
             self._firsts.note(responses, self._began_ns)
-        # Nothing here may refer to the inputs when their last responses are sent.
+        # No reference to the inputs may be left here when their last responses are sent.
         if done:
             self.close()
             self._is_at = self._executing

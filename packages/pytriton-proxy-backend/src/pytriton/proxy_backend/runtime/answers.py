@@ -46,7 +46,7 @@ class Answers:
         service = self._service
         decoupled = service.model.decoupled
         if not final and batch is not None and batch.is_cancelled(index):
-            # Nobody reads this stream, so it ends here; other streams go on.
+            # The caller of this stream has left, so it ends here; other streams go on.
             service.counters.add_failed("cancelled")
             self.given_up = True
             if self._access is not None:

@@ -118,7 +118,7 @@ def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution
     tracer = find_tracer(own_tracer)
     if tracer is None:
         return Execution(service, batch)
-    # Not at the top: it imports OpenTelemetry, which is there only where there is a tracer.
+    # This is imported late because it imports OpenTelemetry, which is needed only with a tracer.
     from .tracing import make_traced_execution
 
     return make_traced_execution(service, batch, tracer)
@@ -159,7 +159,8 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
             number = batch.number
             waiting[number] = set(range(len(batch.rows)))
             execution = make_execution(service, batch, own_tracer)
-            # Not by the loop's factory: one of the callable's may run it to its end before it is noted here.
+            # The loop's task factory is not used: one that the callable has set may run the task to its end before it
+            # is noted.
             tasks[number] = asyncio.Task(run(execution, number), loop=loop)
             del batch, execution
         if cancelled:

@@ -120,7 +120,7 @@ class Execution:
         if columns_func is not None and batch is not None and batch.is_uniform:
             requests = partial(make_requests, batch, self._count, self._request_spans)
             self._result = columns_func(batch.columns, batch.rows, requests)
-            # Nothing here may refer to the inputs when the responses are sent.
+            # No reference to the inputs may be left here when the responses are sent.
             batch = requests = None  # type: ignore[assignment]
             if self._result.__class__ is dict:
                 self._respond_columns()
@@ -202,12 +202,13 @@ class Execution:
         try:
             if self._service.model.decoupled:
                 for self._result in results:
-                    # Nobody knows how long the next step takes, so nothing is kept for it.
+                    # The next step may take any time, so nothing is held back for it.
                     is_wanted = self._give()
                     self._send_kept()
                     if not is_wanted:
                         if self._answers is not None and self._answers.given_up:
-                            # One step more, in which it may ask `is_cancelled` and see to its end in its own way.
+                            # The generator gets one more step, in which it may ask `is_cancelled` and clean up in its
+                            # own way.
                             next(results, None)
                         break
                     self._service.wait_taken(self._batch, self._number)
@@ -228,12 +229,12 @@ class Execution:
                 turns = Turns(asyncio.get_running_loop(), pacing, self._number)
                 while (result := await next_of(results, self._send_kept)) is not NOTHING:
                     self._result = result
-                    # Nothing here may refer to the inputs when the responses are sent.
+                    # No reference to the inputs may be left here when the responses are sent.
                     result = None
                     if not self._give():
                         break
                     if is_alone:
-                        # Nobody else reads the connection.
+                        # No other thread reads the connection.
                         self._send_kept()
                         self._service.wait_taken(self._batch, self._number)
                     # A generator that never waits leaves no room for the others, nor for what its callers say.
@@ -310,7 +311,8 @@ class Execution:
             if not final and self._count == 1:
                 self._alike = AlikeResponses.of(self._result, responses[0])
             self._send(self._lay_out(responses), done=len(ended) == sum(still_open))
-            # Only after they were sent: a request whose result cannot be sent is still open, and gets an error.
+            # Requests are ended only now that their responses are sent: one whose result cannot be sent is still open,
+            # and gets an error.
             for index in ended:
                 still_open[index] = False
             if self._access is not None:
@@ -414,7 +416,8 @@ class Execution:
             kind = "cancelled"
             code = ErrorCode.CANCELLED
         else:
-            # As text: a handler that keeps its records would keep the frames, and with them the inputs.
+            # The error is logged as text, because a handler that keeps records would keep the frames, and with them the
+            # inputs.
             self._tell(error, "the inference callable failed")
         self._service.counters.add_failed(kind, sum(self._open()))
         text = failure_text(self._service.model, error)

@@ -124,7 +124,7 @@ def tell_failure(
         told = f"model {model.name}: {text}: {told_error(error)}"
     else:
         told = f"model {model.name}: {text}"
-        # As text, because a handler that keeps records would keep frames, and with them the inputs.
+        # The traceback is text, because a handler that keeps records would keep the frames, and with them the inputs.
         trace = f"\n{told_trace(error)}"
     if batch is not None:
         told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"

@@ -67,7 +67,7 @@ def find_meters(model: ModelSpec) -> Meters | None:
     try:
         provider = None if metrics is None else metrics.get_meter_provider()
     except AttributeError:
-        # Another thread is importing it right now.
+        # Another thread is importing it at this moment.
         return None
     # Providers of the API alone do nothing; one of them stands in until the program sets another one.
     if provider is None or type(provider).__module__.startswith(_METRICS):

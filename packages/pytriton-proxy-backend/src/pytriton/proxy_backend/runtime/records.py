@@ -60,7 +60,7 @@ class RecordHandler(logging.Handler):
             else:
                 sys.stderr.write(f"{_formatter.format(record)}\n")
         except Exception:
-            # As in every handler: an error here must not reach the code that logs.
+            # As in every logging handler, an error here must not reach the code that logs.
             self.handleError(record)
 
 
@@ -101,7 +101,7 @@ def current_span() -> dict[str, str]:
     try:
         found = None if trace is None else trace.get_current_span().get_span_context()
     except AttributeError:
-        # Another thread is importing it right now.
+        # Another thread is importing it at this moment.
         return {}
     if found is None or not found.is_valid:
         return {}

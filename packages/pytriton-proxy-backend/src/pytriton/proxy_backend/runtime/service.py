@@ -127,8 +127,9 @@ class Service:
         self.golden: Golden | None = None  # takes the outputs of the warm-up; `None` where nobody compares them
         self.pacing: Pacing | None = None  # says which streams are to pause; `None` where nothing does
         self._cost_rule = None if model.cost is None else CostRule(model)
-        # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request. It
-        # takes the inputs over the whole batch, the rows of each request, and a function that makes the requests.
+        # A call for the whole batch, which a callable under `@batch` offers, and which makes no objects for each
+        # request. It takes the inputs over the whole batch, the rows of each request, and a function that makes the
+        # requests.
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         # Where requests differ in length, `@batch` pads or packs them, and cuts what comes back.

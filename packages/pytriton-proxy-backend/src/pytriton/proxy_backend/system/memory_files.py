@@ -20,7 +20,7 @@ def make_memory_file(name: str, flags: int = os.MFD_CLOEXEC) -> int:
     except OSError as error:
         if error.errno not in _DENIED:
             raise
-        # Not a PermissionError, which suggests another user: a filter of system calls denies it.
+        # This is no PermissionError, which would suggest another user: a filter of system calls denies it.
         raise _MemoryDeniedError(
             errno.ENOSYS,
             f"memfd_create: {error.strerror}. All tensors pass in memory of that kind: allow the system call in the "

@@ -117,7 +117,7 @@ def with_descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{each}/task")
         for thread in threads:
-            # One that has ended meanwhile says nothing of those after it.
+            # A process that has ended meanwhile does not affect those after it.
             with contextlib.suppress(OSError), open(f"/proc/{each}/task/{thread}/children", encoding="ascii") as file:
                 found += map(int, file.read().split())
     return found

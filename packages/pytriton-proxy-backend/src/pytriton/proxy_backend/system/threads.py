@@ -47,7 +47,7 @@ def call_safely(function: Callable[..., object], *arguments: Any, **more: Any) -
             try:
                 traceback.print_exc(file=sys.stderr)
             except (OSError, ValueError):
-                # Nobody can be told.
+                # There is nobody to tell.
                 return False
         return False
     return True

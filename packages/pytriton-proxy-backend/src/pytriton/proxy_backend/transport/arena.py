@@ -368,7 +368,7 @@ class PeerArena:
     """
 
     def __init__(self, released: collections.deque[tuple[int, int]] | None = None) -> None:
-        # Where blocks are put that nobody uses any more.
+        # The blocks that nobody uses any more.
         self.released: collections.deque[tuple[int, int]] = collections.deque() if released is None else released
         self._segments: dict[int, mmap.mmap] = {}
 

@@ -362,7 +362,7 @@ class CallConnection:
             self._pending.clear()
             self._room.notify_all()
             self._socket.close()
-            # What the user's views do not hold is freed now, and not with the last reference to this object.
+            # Memory that the user has no views of is freed now, and not with the last reference to this object.
             self._protocol.end()
             self._outputs = OwnArena(0)
             self._inputs = PeerArena()

@@ -237,7 +237,7 @@ class Connection(PacedConnection, Link):
         else:
             block = self._room_for(length)
             record.write(block.memory, block.offset, number)
-        # Not before: what the record let go of may be the last view of the batch's inputs.
+        # This comes late because the record may have held the last view of the batch's inputs.
         packet, releases = self.protocol.respond(number, block, length, done=done, executing=executing)
         if releases:
             self._send_all(releases)
@@ -315,7 +315,7 @@ class Connection(PacedConnection, Link):
         return self.outputs.trim(self.welcome.arena_idle_s) if self.outputs.has_idle() else []
 
     def _make_room(self, length: int) -> OwnedBlock:
-        # What was acknowledged meanwhile may be enough.
+        # The responses that were acknowledged meanwhile may have made enough room.
         self._read_acknowledgements()
         block = self.outputs.allocate(length)
         waited = 0.0
@@ -354,7 +354,7 @@ class Connection(PacedConnection, Link):
             if not self._read(flags):
                 raise ConnectionLostError("the proxy backend closed the connection")
         except ProtocolError as error:
-            # Not the callable's fault, and not to be told to its callers as such.
+            # This is not the fault of the callable, and its callers must not be told that it is.
             raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
 
     def _announce(self, segment: NewSegment) -> None:
@@ -388,7 +388,7 @@ class Connection(PacedConnection, Link):
 
     def shutdown(self) -> None:
         """End the connection at once; a `receive` in another thread returns."""
-        # Not connected any more is what was asked for.
+        # The connection may be closed already, which is what this is for.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

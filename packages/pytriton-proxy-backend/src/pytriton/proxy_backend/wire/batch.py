@@ -285,7 +285,7 @@ class BatchReader:
         _, count, tensor_count, _, metadata_length, record_length, entries, tensors, received_ns, sent_ns = read_header(
             memory, start, len(block), layout.BATCH_MAGIC, number
         )
-        # One copy, so that what is checked is what is used, whatever happens to the memory meanwhile.
+        # The metadata are copied once, so that what is checked is what is used, even if the memory changes.
         metadata = self.metadata(
             memory[start : start + metadata_length], (count, tensor_count, record_length, entries, tensors)
         )

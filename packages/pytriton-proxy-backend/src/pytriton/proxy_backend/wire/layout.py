@@ -37,7 +37,7 @@ class Capability(enum.IntFlag):
     ASLEEP = 1 << 10
 
 
-# What every worker here has, and the Python proxy; whoever has more says so.
+# The capabilities of every worker here and of the Python proxy; others are added where they exist.
 CAPABILITIES = Capability.DECOUPLED | Capability.CANCEL
 
 
@@ -180,14 +180,14 @@ REQUEST_TRACE_LENGTH_OFFSET = 52
 RESPONSE = struct.Struct("<IIIIIIII16x")
 # name (offset and length), dtype, dims_count, owner, dims_offset, payload_offset, payload_length, source
 TENSOR = struct.Struct("<IIIIIIQQQ")
-# Where place and length of the payload begin and end.
+# The bytes of an entry that hold place and length of the payload.
 TENSOR_PLACE = (24, 40)
 TENSOR_LENGTH = struct.Struct("<32xQ")
 # place of the payload, its length, and what the place counts from
 TENSOR_PAYLOAD = struct.Struct("<QQQ")
 # key (offset and length), type, length, value
 PARAMETER = struct.Struct("<IIIIQ")
-# Where the type begins and ends.
+# The bytes of an entry that hold the type.
 PARAMETER_TYPE = (8, 12)
 STRING_REF = struct.Struct("<II")
 

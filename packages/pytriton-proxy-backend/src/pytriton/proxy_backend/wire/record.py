@@ -185,7 +185,8 @@ class Record:
 
     def __init__(self, layout: RecordLayout, payloads: Sequence[Payload]) -> None:
         self.layout = layout  # what it looks like
-        # What its tensors are made of; gone when it is written, so that nothing refers to the arrays any more.
+        # The payloads of its tensors. This is emptied when they are written, so that nothing refers to the arrays any
+        # more.
         self.payloads = payloads
 
     def write(self, memory: Memory, start: int, number: int) -> None:
@@ -227,7 +228,7 @@ class Record:
                 else:
                     memory[offset : offset + length] = payload
         except ValueError:
-            # Not contiguous, or of a dtype that Python's buffers do not support.
+            # The array is not contiguous, or Python's buffers do not support its dtype.
             return False
         return True
 

@@ -30,7 +30,7 @@ class Arrivals:
     """Watches folders with inotify, in one thread that runs while somebody waits. Threads may share it."""
 
     def __init__(self) -> None:
-        # One thread may take it twice: a worker that is collected as garbage waits no more, wherever that happens.
+        # A thread may take the lock twice: garbage collection, which can run anywhere, may call `remove` for a worker.
         self._lock = threading.RLock()
         self._descriptor: int | None = None
         self._over: int | None = None  # written to when the thread is to end
@@ -98,7 +98,7 @@ class Arrivals:
             return
         self._descriptor = self._over = None
         self._folders = {}
-        # Not before: the thread closes it.
+        # The event is written last, because the thread then closes it.
         os.eventfd_write(over, 1)
 
     def _run(self, descriptor: int, over: int) -> None:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # How long the record of an unload is held back: a stop, or the load of another version, may follow and explain it.
 _QUIET_S = 2.0
-# What a system that is short of something says for a moment: no reason to give up.
+# Errors of a system that lacks something for a moment, after which a worker tries again.
 SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
@@ -38,7 +38,7 @@ class Attaching:
         self.stopping = threading.Event()  # whether it is to end: from then on, nothing is tried again
         self.attempts = Attempts(endpoint)  # when it tries
         self.connection: Link | None = None  # the connection; `None` where there is none
-        # Of the records that it serves the model, and ends; lower where somebody else says so.
+        # The levels of the records about the begin and the end of its service; lower if somebody else logs them.
         self.level = self.end_level = logging.INFO
         self.stuck: str | None = None  # why the worker gets no batches although it is alive; `None` where it does
         self._model = model
@@ -110,14 +110,14 @@ class Attaching:
                 if on_change is not None:
                     on_change()
                 if self.stopping.is_set():
-                    # Where the proxy backend is gone already, the first read says so.
+                    # If the proxy backend is gone already, the first read reports it.
                     with contextlib.suppress(ConnectionLostError):
                         connection.detach()
                 yield connection
         finally:
             self.attempts.reset()
         if self._unsaid:
-            # Whoever has unloaded the model has stopped the worker as well.
+            # Whoever unloaded the model has stopped the worker as well, so nothing is logged.
             self._unsaid = ""
             self._note_detached("", logging.INFO)
 
@@ -201,7 +201,7 @@ class Attaching:
 
     def not_attached(self, waited_s: float, *, is_warm: bool) -> AttachError:
         """Return the error for somebody who has waited in vain for so many seconds."""
-        # Who waits in steps, or for one worker after the other, has waited longer than this time.
+        # A caller that waits several times, or for several workers in turn, has waited longer than this call.
         waited_s = max(waited_s, time.monotonic() - self._trying_since)
         what = f"the worker of model '{self._model.name}' was not attached after {waited_s:.3g} s"
         if not is_warm:

@@ -11,7 +11,7 @@ from .arrivals import arrivals
 
 FIRST_RETRY_S = 0.005
 LAST_RETRY_S = 0.25
-# Where the system says that a socket appears: only what it misses is found so late.
+# If the system reports new sockets, retries are only for those that it misses.
 _WATCHED_RETRY_S = 2.0
 _GROWTH = 1.2
 

@@ -110,7 +110,7 @@ class LoopWatch:
         if not len(self._work):
             return
         self._came_round.clear()
-        # Not before: the end of this watch sets both.
+        # This is checked after `clear`, because the end of this watch sets both events.
         if self._ended.is_set():
             return
         began = time.monotonic()

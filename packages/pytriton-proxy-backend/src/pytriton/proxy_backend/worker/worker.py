@@ -208,7 +208,7 @@ class Worker:
 
     def _wait_ended(self, thread: threading.Thread, timeout_s: float) -> bool:
         if thread is threading.main_thread():
-            # Which has more to do than this, see `run`.
+            # The main thread has more to do than to run the worker, see `run`.
             with self._changed:
                 return self._changed.wait_for(lambda: self._ended, timeout_s)
         thread.join(timeout_s)
@@ -309,7 +309,7 @@ class Worker:
 
     def _serve(self, service: Service, connection: Link, loop: LazyLoop) -> None:
         native = accelerator()
-        # What somebody wants to be told of each batch, the accelerator does not tell.
+        # The accelerator does not report each batch, so it is not used if somebody wants to know of each.
         is_watched = service.is_logged or self._counters.meters is not None
         if native is None or service.model.decoupled or is_watched or not isinstance(connection, Connection):
             serve(service, connection, loop, self._give_up)
@@ -322,7 +322,7 @@ class Worker:
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
         for connection in self._connections(max_in_flight, CAPABILITIES | self._pace):
             if isinstance(connection, float):
-                # Not the thread's: what the callable has started on this loop goes on meanwhile.
+                # The loop is not blocked, because tasks of the callable may still run on it.
                 await self._attaching.attempts.wait_async(connection)
                 continue
             with self._attachment(connection), LoopWatch(self.model.name, connection.protocol.batches):

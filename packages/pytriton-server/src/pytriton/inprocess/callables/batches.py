@@ -55,7 +55,7 @@ class Slab:
         """Take memory for `length` bytes or more."""
         # Its bytes.
         self.capacity = max(_FIRST_SLAB_BYTES, 1 << (length - 1).bit_length()) if length < _KEPT_SLAB_BYTES else length
-        # What views are made of; each of them refers to it.
+        # The memory of the views, each of which refers to it.
         self.memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))  # where it begins
 

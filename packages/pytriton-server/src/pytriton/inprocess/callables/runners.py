@@ -275,7 +275,8 @@ class AsyncRunner(Runner):
         if not self._is_polling:
             self._is_polling = True
             loop.call_later(_CANCEL_POLL_S, self._poll_cancelled)
-        # Not by the loop's factory: one of the callable's may run it to its end before it is noted here.
+        # The loop's task factory is not used: one that the callable has set may run the task to its end before it is
+        # noted.
         self._tasks[number] = asyncio.Task(self._run(execution, number, slab), loop=loop)
 
     async def _run(self, execution: Execution, number: int, slab: Slab) -> None:

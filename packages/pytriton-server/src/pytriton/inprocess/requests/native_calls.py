@@ -69,8 +69,8 @@ class NativeCalls:
         api = load_api()
         self.pending: dict[int, SubmittedRequest] = {}  # the requests that Triton has, by their numbers
         self.numbers = itertools.count(1)  # gives each request its number
-        # What keeps all input buffers of a request alive, by the address of the request of the C API. Set before Triton
-        # gets the request, and removed when it releases it.
+        # The owner of all input buffers of a request, by the address of the request of the C API. It is set before
+        # Triton gets the request, and removed when Triton releases it.
         self.input_owners: dict[int, object] = {}
         library = NativeLibrary()
         library.connect()

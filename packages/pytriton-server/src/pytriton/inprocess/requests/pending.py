@@ -134,7 +134,7 @@ class Pending:
         if events & _RELEASED:
             self._calls.input_owners.pop(self.handle, None)
             self.keep = []
-        # Another thread than that of the last response may report the end of a request, and earlier.
+        # The end of a request may be reported by another thread than its last response, and before it.
         if events & (_RESPONDED | _COMPLETED):
             self._collect()
         if events & _COMPLETED:

@@ -59,7 +59,7 @@ def _of_numbers_or_strings(model: NamedModel, name: str, value: Any) -> Tensor:
     try:
         array = np.asarray(value)
     except UnicodeDecodeError:
-        # Of text beside bytes that are none, which are strings of a model alike.
+        # This array has text and bytes, which are both strings for a model.
         array = np.array(value, object)
     except ValueError as error:
         raise _irregular(value) from error
@@ -89,7 +89,7 @@ def _of_strings(value: Any, array: Array, wanted: DataType | None) -> Tensor:
                 expected="numbers or strings",
                 received=type(array.flat[0]).__name__,
             )
-    # As objects, because numpy turns numbers beside text into text.
+    # The array is one of objects, because numpy turns numbers beside text into text.
     if wanted not in (None, DataType.BYTES) and not _holds_strings(np.array(value, dtype=object)):
         # For example, integers that fit no type.
         raise _no_numbers(value, wanted)
@@ -125,7 +125,7 @@ def _converted(array: Array, data_type: DataType) -> Tensor:
             converted = array.astype(dtype)
         exact = not np.any(np.isinf(converted) & ~np.isinf(array.astype(np.float64)))
     else:
-        # Only integers and booleans: a whole float says that other floats may follow.
+        # Only integers and booleans are taken: a float that happens to be whole suggests that others are not.
         exact = array.dtype.kind in "biu"
         converted = array.astype(dtype) if exact else array
         exact = exact and bool(np.array_equal(converted, array))

@@ -41,7 +41,7 @@ class _LogPipe:
         self._place = (LogLevel.INFO, "", 0)
         self._table: list[bytes] | None = None
         self._marks: list[threading.Event] = []
-        # Not waited for at exit: by then `deliver` has, where a server was stopped.
+        # A daemon, which exit does not wait for: if a server was stopped, `deliver` has waited already.
         self._thread = threading.Thread(target=self._read, name="triton-log-records", daemon=True)
         self._thread.start()
 

@@ -108,7 +108,7 @@ def _unsupported(reason: str) -> UnsupportedError:
     )
 
 
-# As in `c_types`, but with addresses instead of pointers.
+# These are the types in `c_types`, but with addresses instead of pointers.
 _Allocate = CFUNCTYPE(
     c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p
 )

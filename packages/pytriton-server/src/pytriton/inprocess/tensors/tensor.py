@@ -362,7 +362,8 @@ def _from_strings(strings: Any) -> Tensor:
             received=str(strings.dtype),
         )
     try:
-        # As objects, because numpy would cut zero bytes at the end of strings, and convert between text and bytes.
+        # The array is one of objects, because numpy would cut zero bytes at the end of strings, and convert between
+        # text and bytes.
         array = np.array(strings, dtype=object)
         regular = not any(isinstance(element, (list, tuple)) for element in array.flat)
     except ValueError:

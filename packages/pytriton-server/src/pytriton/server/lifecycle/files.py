@@ -141,7 +141,7 @@ class ServerFiles:
             self._damaged_looks = 0
             return
         self._damaged_looks += 1
-        # Whoever removes the workspace may not be done yet.
+        # Whoever removes the workspace may still be at work.
         if self._damaged_looks == 1 or time.monotonic() < self._restore_at or not self._lock.acquire(False):
             return
         try:

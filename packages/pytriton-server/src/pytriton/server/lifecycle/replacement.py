@@ -43,7 +43,7 @@ _FIXED = frozenset(
         *("python_models", "python_models_idle"),
     }
 )
-# As long as its name, since a socket's path has little room.
+# The suffixes are as long as each other, because a socket's path has little room.
 _SUFFIX, _PARKED_SUFFIX = ".sock", ".last"
 _ANSWER_TIMEOUT_S = 0.5
 # How long the replaced server may take to unload its models, in seconds. It is ended in any case.

@@ -190,7 +190,7 @@ class RunningServer:
             yield
         finally:
             with self._exit_lock:
-                # Whichever is the one that serves, its end is reported from now on, however far its start came.
+                # Whichever server serves now, its end is reported from here on, however far its start had come.
                 self._is_replacing, self.is_up = False, True
                 ended, self._ended = self._ended, []
             for process, report in ended:
@@ -215,7 +215,7 @@ class RunningServer:
 
         It refuses origins that only the guard could let read answers, where there is none.
         """
-        # What origins may read is for the configuration to say, where it has been checked.
+        # The configuration, which has been checked, says which origins may read.
         environment = {name: value for name, value in self.environment.items() if name != CORS_VARIABLE}
         check_cors(config, guard)
         if config.cors_origins:
@@ -264,7 +264,8 @@ class RunningServer:
     def _make_control(self, ports: ReservedPorts, config: TritonConfig) -> Control:
         if ports.http is not None:
             return HttpControl(ports.http, control_headers(config, self.security, "http"))
-        # Not at the top: its import takes longer than the start of the server, and is needed only without HTTP.
+        # This is imported late because the import takes longer than the start of the server, and is needed only without
+        # HTTP.
         from pytriton.server.control.grpc import GrpcControl
 
         if ports.grpc is None:

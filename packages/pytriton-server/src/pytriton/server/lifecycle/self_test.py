@@ -135,7 +135,7 @@ class GuardTest:
     def _expect(self, expected: Iterable[Protection]) -> None:
         """Wait for what the requests that were sent are to lead to."""
         self._expected |= {each for each in expected if each.part not in self._off}
-        # What a server does at the end of a request or a connection, it does after its answer.
+        # A server finishes a request, or a connection, after it has answered.
         deadline = time.monotonic() + _SETTLED_S
         while not self._expected <= self._handover.reached() and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)

@@ -267,7 +267,7 @@ class ServerSession:
         try:
             yield
         except BaseException:
-            # Whichever server goes on.
+            # Either server may be the one that goes on.
             if self.is_running:
                 self.readiness.start(self._server.control)
             raise

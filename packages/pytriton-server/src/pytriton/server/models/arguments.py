@@ -30,7 +30,7 @@ class BindOptions(TypedDict, total=False):
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 # Triton reads the version from the name of a folder.
 _MAX_VERSION = 2**63 - 1
-# What every version of numpy takes, that of the batch included.
+# The most axes in every version of numpy, with that of the batch.
 _MOST_AXES = 32
 
 

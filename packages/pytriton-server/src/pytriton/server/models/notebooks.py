@@ -18,7 +18,7 @@ def forget_shown(value: object) -> None:
     """Take a value out of the outputs of a notebook, which keep all that a cell has shown in its last line."""
     shell: Any = _shell()
     variables = getattr(shell, "user_ns", {})
-    # What is hidden has a second reference. Other kernels may have none of these.
+    # Hidden variables hold a second reference. Other kernels may have none of these lists.
     for names in (variables, getattr(shell, "user_ns_hidden", {})):
         for name in [name for name, kept in names.items() if kept is value and _KEPT.fullmatch(name)]:
             del names[name]

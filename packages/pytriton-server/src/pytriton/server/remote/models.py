@@ -54,7 +54,7 @@ class RemoteModels:
         # For each name: the shared lock of this process, and a watch of the server process that has loaded it.
         self._memberships: dict[str, Membership] = {}
         self._servers: dict[str, ServerProcessWatch] = {}
-        # What the server reports of each name until somebody replaces it.
+        # The server's report for each name, which holds until somebody replaces the model.
         self._deployed: dict[str, ModelOnServer] = {}
         # Names that replaced a model of the server's repository, which is restored at the end.
         self._replaced: set[str] = set()
@@ -217,7 +217,7 @@ class RemoteModels:
             self._forget(name)
             return False
         try:
-            # What others have put there in the meantime stays.
+            # If another process has replaced the model meanwhile, that one stays.
             if self._served(name) == self._deployed.get(name) and not self._restore_original(name, timeout_s):
                 self._control.unload(name, timeout_s)
         except BaseException:

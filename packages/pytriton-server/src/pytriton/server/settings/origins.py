@@ -9,7 +9,7 @@ from pytriton.exceptions import PyTritonValidationError
 
 ANY_ORIGIN = "*"
 
-# As browsers write it in the header `Origin`.
+# The form in which browsers write it in the header `Origin`.
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::(\d{1,5}))?")
 _USUAL_PORTS = {"http": "80", "https": "443"}
 _EXPECTED = "origins as browsers send them, such as https://app.example or http://localhost:3000, or * alone"

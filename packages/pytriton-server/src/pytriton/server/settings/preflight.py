@@ -10,7 +10,7 @@ from pytriton.server.settings.rules import is_colliding, parse_restriction
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 
 _ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
-# What tritonserver fetches models from.
+# The kinds of addresses from which tritonserver fetches models.
 _REMOTE_REPOSITORIES = ("s3://", "gs://", "as://")
 
 logger = logging.getLogger(__name__)

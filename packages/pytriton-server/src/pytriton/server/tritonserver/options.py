@@ -45,7 +45,7 @@ def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
     given = [name for name in NEEDED_SERVER if getattr(config, name) is not None]
     known = known_options(binary) if given else frozenset[str]()
     if not known:
-        # Nothing can be asked, or there is no answer; the start of the server will show it.
+        # The program cannot be asked, or does not answer; the start of the server will show why.
         return
     for name in given:
         option = name.replace("_", "-")

@@ -153,7 +153,7 @@ class ReservedPorts:
         try:
             listener.listen()
         except OSError as error:
-            # Others may bind the port until somebody listens; the first that listens has it.
+            # Several sockets may be bound to the port until one of them listens.
             if error.errno == errno.EADDRINUSE:
                 raise port_in_use(page) from error
             raise

@@ -48,7 +48,7 @@ not."""
 _ABORT_DEADLINE_S = 5.0
 _SPAWN_DEADLINE_S = 30.0
 _LOG_FILE_BYTES = 65536
-# What a server may have closed since it failed to open something: a connection, an event loop.
+# Descriptors that a server may have closed since it failed to open one: those of a connection and an event loop.
 _SPARE_DESCRIPTORS = 4
 _POLL_WITHOUT_PIDFD_MS = 200
 # A line that repeats itself is written so many times in a row; further ones are only counted.
@@ -56,20 +56,20 @@ _MOST_REPETITIONS = 10
 # How long its last lines may take to arrive after the end of the process.
 _REPORT_DEADLINE_S = 1.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
-# What it writes before a text besides: the time, and its process, which the records have of their own; and the place in
-# its sources.
+# The prefix of the server's own lines: time and process, which log records have anyway, and the place in its sources.
 _PREFIX = re.compile(r"[VIWEF]\d{4} [\d:.]+ \d+ ([^\]]+)\](?: |$)")
 # The lines of the tables that it prints of its options and of what it has loaded, which are wider than a screen. A
 # record without a text stands before each table.
 _TABLE = re.compile(r"\||\+--|I\d{4} [^\]]*\]\s*$")
-# What libevent writes, whose lines look like no others.
+# The prefixes of libevent's lines, which differ from all others.
 _FOREIGN = {"[warn]": logging.WARNING, "[err]": logging.ERROR}
-# What it says of each model while it starts, besides errors. Whoever has started it says which models are served.
+# What the server logs of each model while it starts, besides errors. Whoever started it reports which models are
+# served.
 _OF_A_START = re.compile(
     r"I\d{4} [^\]]*(model_lifecycle\.cc:\d+\] \"?(loading: |successfully loaded )|"
     r"connection\.cc:\d+\] \"?model '.*' version \d+: worker .* attached, protocol )"
 )
-# What it says of workers that were told to leave, and of those whose place is held: whoever has told them says so.
+# What the server logs of workers that were told to leave, or whose place is held; whoever told them reports it.
 _OF_A_SLEEP = re.compile(
     r"I\d{4} [^\]]*connection\.cc:\d+\] \"?model '.*' version \d+: worker "
     r"('placeholder of workers that sleep' |.* detached: it detached\b)"
@@ -126,7 +126,7 @@ class ServerProcess:
         *,
         # Called once when the process has ended, in the thread that watches it. It must not wait for this object.
         on_exit: Callable[[ExitReport], None] | None = None,
-        # Where the process was told to log instead of its output. Its end counts as the last output.
+        # The file that the process logs into in place of its output. The end of the file counts as the last output.
         log_file: Path | None = None,
         # Lines that contain one of these go to the log at DEBUG, whatever their own severity.
         quiet: Sequence[str] = (),
@@ -402,7 +402,7 @@ class ServerProcess:
         if self._secrets:
             lines = []
             for secret in dict.fromkeys(self._secrets):
-                # Not to be guessed: where the guard turns out not to be there, it is what the server takes for a token.
+                # This must not be guessed, because a server without the guard would accept it as its token.
                 mark = f"{{secret-{random_texts.token_urlsafe(32)}}}"
                 command = [
                     part.removesuffix(secret) + mark if part.endswith(f"={secret}") else part for part in command
@@ -493,7 +493,7 @@ def _without_prefix(text: str) -> str:
     if found is None:
         return text
     told = text[found.end() :]
-    # What has a backslash in it stays quoted: callers choose parts of it, and shall write no line breaks here.
+    # A text with a backslash stays quoted: callers choose parts of it, and must not write line breaks here.
     if len(told) > 2 and told[0] == told[-1] == '"' and "\\" not in told:
         told = told[1:-1]
     return f"{told} ({found[1]})".lstrip()

@@ -68,7 +68,7 @@ def _recorded(name: str, value: Array) -> dict[str, Any]:
     if array.dtype.kind in "SUT":
         array = array.astype(object)
     elif array.dtype.name == "bfloat16":
-        # Only those who have the package of that type could read it again.
+        # Without the package of that type, nobody could read the file again.
         array = array.astype(np.float32)
     is_text = array.dtype.kind == "O"
     most = _MOST_TEXTS if is_text else _MOST_ELEMENTS
@@ -105,7 +105,7 @@ def _compare(known: Mapping[str, Any], found: Mapping[str, Any], place: int, tol
     if expected.dtype.kind == "f":
         wide = np.promote_types(expected.dtype, np.float32)
         expected, got = expected.astype(wide), got.astype(wide)
-        # Where all are small, as shares of many classes are, small differences count.
+        # If all values are small, such as the shares of many classes, small differences count.
         largest = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
         differ = ~np.isclose(got, expected, rtol=tolerance, atol=tolerance * min(1.0, largest), equal_nan=True)
     if not differ.any():

@@ -85,7 +85,7 @@ class Turns:
             try:
                 await resumed
             finally:
-                # One after the other, so that not all are woken for the room that there is for one.
+                # Streams are resumed one by one, because there may be room for one only.
                 self._pacing.resume_next(self._number)
         self._begin()
 
