@@ -169,7 +169,8 @@ def guard_header() -> str:
         "GUARD_SECRETS_VARIABLE": exec_shim,
         "GUARD_LIBRARY_NAME": native,
     }
-    places = {"ROLE_PLACE": handover, "TRIED_PLACE": handover, "COMPLETE_PLACE": handover, "REACHED_PLACE": handover}
+    names_of_places = ("ROLE", "TRIED", "COMPLETE", "ENDING", "REQUESTS", "REACHED")
+    places = {f"{name}_PLACE": handover for name in names_of_places}
     sizes = {
         "COUNTED_MODELS": outcomes,
         "COUNTED_NAME": outcomes,

@@ -24,12 +24,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from pytriton.client import ModelClient
+from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
-from pytriton.server.lifecycle import readiness
+from pytriton.server.lifecycle import drain, readiness
 from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connections
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.bare_server import BareServer, serving
@@ -249,6 +251,30 @@ def test_readiness_ends_first_and_requests_are_finished() -> None:
         held.release.set()
         assert asking.result(PATIENCE_S)[0] == 200
         assert stopping.result(PATIENCE_S)
+
+
+def test_a_stop_refuses_new_requests_and_unloads_no_model_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_IDLE_WAIT_S", PATIENCE_S)
+    unload = mock.Mock()
+    monkeypatch.setattr(HttpControl, "unload", unload)
+    held = Held(identity)
+    triton = Triton(config=local_config())
+    triton.bind("held", held, X, Y)
+    triton.bind("m", identity, X, Y)
+    with running(triton), ThreadPoolExecutor(2) as pool:
+        url, grpc_url = str(triton.http_url), str(triton.grpc_url)
+        asking = pool.submit(ask, url, "held")
+        assert held.entered.wait(PATIENCE_S)
+        stopping = pool.submit(triton.stop)
+        # Whoever came before the stop is answered, and is waited for.
+        eventually(lambda: ask(url, "m") == (503, {"error": "The server is being stopped and takes no more requests."}))
+        with ModelClient(grpc_url, "m") as client, pytest.raises(PyTritonClientInferenceServerError, match="stopped"):
+            client.infer_sample(np.ones(1, np.float32))
+        assert not stopping.done()
+        held.release.set()
+        assert asking.result(PATIENCE_S)[0] == 200
+        assert stopping.result(PATIENCE_S)
+    unload.assert_not_called()
 
 
 def test_requests_are_accepted_while_it_is_not_ready() -> None:

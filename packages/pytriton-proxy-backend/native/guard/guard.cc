@@ -162,6 +162,8 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestNew(TRITONSERVER_Inferen
                                                             TRITONSERVER_Server* server, const char* model,
                                                             int64_t version) {
   const auto next = NEXT(TRITONSERVER_InferenceRequestNew);
+  TRITONSERVER_Error* const refusal = CheckEnding();
+  if (refusal != nullptr) return refusal;
   TRITONSERVER_Error* const error = next(request, server, model, version);
   OnRequestMade(error == nullptr ? *request : nullptr);
   Guard* guard = Active();

@@ -23,7 +23,10 @@ constexpr int kRolePlace = 0;  // Where the server's role is in the page that it
 // Not 0 while the starter tries out what is in force: what is refused meanwhile is its own.
 constexpr int kTriedPlace = 1;
 constexpr int kCompletePlace = 2;  // Not 0 once the script has bound all of its models: no other is about to come.
-constexpr int kReachedPlace = 3;  // From here on a byte for each `Protection`, not 0 where it was reached.
+constexpr int kEndingPlace = 3;  // Not 0 once the server is to end, and takes no more requests for inference.
+// How many requests for inference there are in the server, a number of four bytes.
+constexpr int kRequestsPlace = 4;
+constexpr int kReachedPlace = 8;  // From here on a byte for each `Protection`, not 0 where it was reached.
 // Models that have counts of their own; the first entry is that of requests without a model.
 constexpr int kCountedModels = 1024;
 constexpr int kCountedName = 248;  // Bytes of the name of such a model.

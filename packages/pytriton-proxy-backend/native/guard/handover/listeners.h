@@ -35,11 +35,22 @@ class Listeners {
   bool is_tried() const { return page_ != nullptr && page_[kTriedPlace].load(std::memory_order_relaxed) != 0; }
   // Whether its script has bound all of its models: no other is about to come.
   bool is_complete() const { return page_ != nullptr && page_[kCompletePlace].load(std::memory_order_relaxed) != 0; }
+  // Whether the server is to end, and takes no more requests for inference. The starter says so first, and then waits until
+  // there are none: so a request is counted before this is asked.
+  bool is_ending() const { return page_ != nullptr && page_[kEndingPlace].load(std::memory_order_seq_cst) != 0; }
+  void CountRequest() {
+    if (page_ != nullptr) requests().fetch_add(1, std::memory_order_seq_cst);
+  }
+  void EndRequest() {
+    if (page_ != nullptr) requests().fetch_sub(1, std::memory_order_release);
+  }
   // Whether what callers still ask over their connections is to be answered by the server that follows.
   bool has_left() const { return role() == kLeft; }
 
  private:
   static constexpr size_t kMost = 16;
+  static_assert(kRequestsPlace % sizeof(uint32_t) == 0 && std::atomic<uint32_t>::is_always_lock_free);
+  std::atomic<uint32_t>& requests() { return *reinterpret_cast<std::atomic<uint32_t>*>(page_ + kRequestsPlace); }
   Role role() const {
     return page_ == nullptr || !is_on_ ? kServing : static_cast<Role>(page_[kRolePlace].load(std::memory_order_acquire));
   }

@@ -70,11 +70,25 @@ std::string FindInputProblem(Guard* guard, const TRITONSERVER_InferenceRequest* 
 
 }  // namespace
 
-void OnRequestMade(const TRITONSERVER_InferenceRequest* request) { t_inputs.Begin(request); }
+TRITONSERVER_Error* CheckEnding() {
+  Guard* const guard = Active();
+  if (guard == nullptr) return nullptr;
+  guard->listeners.CountRequest();
+  if (!guard->listeners.is_ending()) return nullptr;
+  guard->listeners.EndRequest();
+  return g_triton.make_error(kUnavailable, "The server is being stopped and takes no more requests.");
+}
+
+void OnRequestMade(const TRITONSERVER_InferenceRequest* request) {
+  Guard* const guard = Active();
+  if (guard != nullptr && request == nullptr) guard->listeners.EndRequest();
+  t_inputs.Begin(request);
+}
 
 void OnRequestDeleted(const TRITONSERVER_InferenceRequest* request) {
   if (Guard* const guard = Active(); guard != nullptr) {
     Reach(Protection::kRequestEnds);
+    guard->listeners.EndRequest();
     guard->inputs.Release(large_requests().Remove(request));
   }
   if (t_inputs.request == request) t_inputs.Begin(nullptr);

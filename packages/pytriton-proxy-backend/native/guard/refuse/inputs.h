@@ -8,7 +8,10 @@
 
 namespace pytriton::guard {
 
-// This thread makes a request, or has deleted one.
+// Before a request is made: counts it, or returns an error where the server is to end.
+TRITONSERVER_Error* CheckEnding();
+
+// This thread has made a request, or null where it could not, or has deleted one.
 void OnRequestMade(const TRITONSERVER_InferenceRequest* request);
 void OnRequestDeleted(const TRITONSERVER_InferenceRequest* request);
 

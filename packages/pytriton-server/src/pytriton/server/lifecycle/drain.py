@@ -23,6 +23,8 @@ keeps a gRPC stream open keeps the model of its first request loaded, and the se
 _POLL_S = 0.05
 _DRAIN_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
+# Requests that take longer are waited for model by model.
+_IDLE_WAIT_S = 1.0
 # A model is taken to be quiet after so many times the time that one of its requests takes: slow ones finish rarely.
 _REQUESTS_OF_QUIET = 2.0
 
@@ -94,11 +96,13 @@ def drain_requests(
     orphaned = OrphanedRequests()
     try:
         ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
-        of_stubs = ready.difference(model.name for model in deployment.models) if supervisor is None else ()
-        stubs = DeadStubs(process.pid, control, of_stubs)
-        for name in ready:
+        others = ready.difference(model.name for model in deployment.models)
+        stubs = DeadStubs(process.pid, control, others if supervisor is None else ())
+        # tritonserver copies its list of models for each that it unloads, which takes long where there are many.
+        process.is_idle = not others and _await_idle(process, hurried)
+        for name in () if process.is_idle else ready:
             control.unload(name, _CALL_TIMEOUT_S)
-        while process.is_running and not hurried():
+        while process.is_running and not process.is_idle and not hurried():
             begun = time.monotonic()
             # The index omits what is no longer in the repository.
             pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(
@@ -134,6 +138,20 @@ def drain_requests(
             return DrainResult.UNKNOWN
     _wait_sent(process, fronts, deadline, hurried)
     return DrainResult.ANSWERED
+
+
+def _await_idle(process: ServerProcess, hurried: Callable[[], bool]) -> bool:
+    """Have the server refuse requests; return whether it soon has none, as far as its guard counts them."""
+    handover = process.handover
+    if handover is None or handover.count_requests() is None:
+        return False
+    handover.end_requests()
+    deadline = time.monotonic() + _IDLE_WAIT_S
+    while (count := handover.count_requests()) and process.is_running and not hurried() and time.monotonic() < deadline:
+        process.wait(_DRAIN_POLL_S)
+    # As when all models are unloaded, see above.
+    process.wait(_DRAIN_POLL_S)
+    return count == 0
 
 
 def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, hurried: Callable[[], bool]) -> None:

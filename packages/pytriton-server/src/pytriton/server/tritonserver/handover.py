@@ -4,6 +4,7 @@ import contextlib
 import enum
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -78,8 +79,13 @@ TRIED_PLACE = 1
 """Not 0 while the starter tries out what is in force: what is refused meanwhile is its own."""
 COMPLETE_PLACE = 2
 """Not 0 once the script has bound all of its models: no other is about to come."""
-REACHED_PLACE = 3
+ENDING_PLACE = 3
+"""Not 0 once the server is to end, and takes no more requests for inference."""
+REQUESTS_PLACE = 4
+"""How many requests for inference there are in the server, a number of four bytes."""
+REACHED_PLACE = 8
 """From here on a byte for each `Protection`, not 0 where it was reached."""
+_REQUESTS = struct.Struct("=I")
 
 
 class Handover:
@@ -149,6 +155,18 @@ class Handover:
             page = os.pread(self._page_descriptor, REACHED_PLACE + len(Protection), 0)
             return frozenset(each for each, mark in zip(Protection, page[REACHED_PLACE:], strict=True) if mark)
         return frozenset()
+
+    def end_requests(self) -> None:
+        """Have the server refuse requests for inference from now on; those that it has go on."""
+        self._write(b"\1", ENDING_PLACE)
+
+    def count_requests(self) -> int | None:
+        """Return how many requests for inference the server has; None where the guard does not count them."""
+        if Protection.REQUEST_ENDS not in self.reached():
+            return None
+        with self._lock, contextlib.suppress(OSError):
+            return int(_REQUESTS.unpack(os.pread(self._page_descriptor, _REQUESTS.size, REQUESTS_PLACE))[0])
+        return None
 
     @contextlib.contextmanager
     def tried(self) -> Iterator[None]:

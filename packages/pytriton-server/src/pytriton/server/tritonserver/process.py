@@ -74,6 +74,8 @@ _OF_A_SLEEP = re.compile(
     r"I\d{4} [^\]]*connection\.cc:\d+\] \"?model '.*' version \d+: worker "
     r"('placeholder of workers that sleep' |.* detached: it detached\b)"
 )
+# What it says where it ends before all of its models have been freed.
+_OF_A_LATE_END = "Exit timeout expired. Exiting immediately."
 _GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
     "V": logging.DEBUG,
@@ -150,6 +152,8 @@ class ServerProcess:
         self._outcomes = outcomes
         self.handover = handover
         """Its sockets, for the server that is to follow; None without the guard."""
+        self.is_idle = False
+        """Whether it is to end, and has nothing to do: then it is of no interest how much of it has ended by itself."""
         self._is_guarded = False
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
@@ -451,7 +455,7 @@ class ServerProcess:
             self.wipe_secrets()
         elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
-        is_known = _TABLE.match(text) or _OF_A_SLEEP.match(text)
+        is_known = _TABLE.match(text) or _OF_A_SLEEP.match(text) or (self.is_idle and _OF_A_LATE_END in text)
         is_quiet = is_known or any(part in text for part in self._quiet) or self._is_of_start(text)
         # A filter of the program that fails does not end the server whose words it was given.
         level = logging.DEBUG if is_quiet else _FOREIGN.get(text.partition(" ")[0], self._level)
