@@ -10,12 +10,12 @@
 namespace pytriton::guard {
 
 bool Connections::Reserve() {
-  // Descriptors are numbers from 0, below the limit; the kernel's own is about a million.
+  // Descriptors are numbers from 0 up to a limit; the kernel's own limit is about a million.
   constexpr uint64_t kMost = 4 << 20;
   rlimit files{};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) files.rlim_max = kMost;
   const size_t count = static_cast<size_t>(std::min<uint64_t>(files.rlim_max, kMost));
-  // Pages that nobody touches take no memory.
+  // Pages that are not touched take no memory.
   void* made = mmap(nullptr, count * sizeof(Slot), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) return false;
@@ -46,7 +46,7 @@ Connection* Connections::Find(int fd) {
   if (mark == kNone) return nullptr;
   Connection* connection = slot->connection.load(std::memory_order_relaxed);
   if (mark == kKnown) return connection;
-  // One thread may read the first of a connection while another one writes it.
+  // A thread may read the first bytes of a connection while another one writes to it.
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   connection = slot->connection.load(std::memory_order_relaxed);

@@ -16,7 +16,7 @@ constexpr const char* kNames[] = {
 #undef PYTRITON_NAME
 };
 
-// Zero before anything runs: the constructors of other libraries call such functions.
+// Zero before any code runs, because the constructors of other libraries call such functions.
 std::atomic<void*> g_next[kCount];
 
 }  // namespace

@@ -1,7 +1,7 @@
-// The functions that this library stands in front of, and where the ones behind it are.
+// The functions that this library replaces, and the addresses of the original ones.
 //
-// They are looked up when the library is loaded; what is called before that looks up its own. Nothing here waits for a
-// lock: who waits for one calls `syscall`, which is such a function.
+// They are looked up when the library is loaded; a call before that looks up its own. Nothing here waits for a lock,
+// because waiting for a lock calls `syscall`, which is such a function.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +64,7 @@ enum class Hook : size_t {
 
 void FindAllNext();
 
-// The function behind a hook; null where the program has none.
+// Returns the original function; null if the program has none.
 void* FindNext(Hook hook);
 
 #define NEXT(name) reinterpret_cast<decltype(&name)>(FindNext(Hook::name))

@@ -20,7 +20,7 @@ void LeaveChild() {
 bool PutInForce(Guard* guard) {
   void* const page = mmap(nullptr, sizeof(InForce), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return false;
-  // Since Linux 4.14. For a fork the handler would do, which a bare `clone` does not run.
+  // Linux has this since 4.14. A handler of fork would be enough for forks, but a bare `clone` does not run it.
   madvise(page, sizeof(InForce), MADV_WIPEONFORK);
   auto* const in_force = new (page) InForce{};
   in_force->guard.store(guard, std::memory_order_relaxed);

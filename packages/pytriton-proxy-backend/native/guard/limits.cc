@@ -32,7 +32,7 @@ bool ParsePair(const std::string& pair, Limits* limits, std::string* error) {
   return false;
 }
 
-// The number in a file of the control groups; the largest where there is none or it says "max".
+// The number in a file of the control groups; the largest number if there is no file or it says "max".
 uint64_t NumberIn(const char* path) {
   std::FILE* file = std::fopen(path, "re");
   if (file == nullptr) return UINT64_MAX;

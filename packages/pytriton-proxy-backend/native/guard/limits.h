@@ -1,4 +1,4 @@
-// The settings of the guard, `Limits`, as text; and the memory that they are about.
+// The guard's settings, `Limits`, as text; and the memory of the machine, for their defaults.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace pytriton::guard {
 
-// Reads `name=value` pairs with commas between them, as in the variable PYTRITON_GUARD. False, with the reason, for a
-// name or a value that is not known; what stands before it has been read then.
+// Reads `name=value` pairs separated by commas, as in the variable PYTRITON_GUARD. Returns false with the reason for an
+// unknown name or value; the pairs before it have been read then.
 bool ParseLimits(const std::string& text, Limits* limits, std::string* error);
 
-// The memory that this process may use, in bytes: that of its container, else of the machine.
+// The memory in bytes that this process may use: that of its container, or else of the machine.
 uint64_t MemoryOfThisMachine();
 
-// Bytes as a person reads them: "3.0 GiB".
+// Bytes in a readable form: "3.0 GiB".
 std::string Bytes(uint64_t bytes);
 
 }  // namespace pytriton::guard

@@ -1,5 +1,5 @@
-// Which of the things that this library does were reached by what the server does. Each of them hangs on how the server
-// calls other libraries; whoever starts it looks here, so that one that is not in force does not go unnoticed.
+// Which parts of this library the server has reached. Each part depends on how the server calls other libraries; the
+// starter of the server checks these marks, so that a part that is not in force is noticed.
 #pragma once
 
 #include <atomic>
@@ -10,13 +10,13 @@
 
 namespace pytriton::guard {
 
-// A byte for each: not 0 where it was reached. The starter's page takes the place of the first array.
+// A byte for each part, not 0 once it was reached. The page of the starter replaces the first array.
 inline std::atomic<uint8_t> g_unshared[static_cast<size_t>(Protection::kCount)];
 inline std::atomic<std::atomic<uint8_t>*> g_reached{g_unshared};
 
 inline void Reach(Protection protection) {
   auto& reached = g_reached.load(std::memory_order_relaxed)[static_cast<size_t>(protection)];
-  // Read first: that is as good as free, however many threads do it.
+  // It is read first, which costs nearly nothing, however many threads do it.
   if (reached.load(std::memory_order_relaxed) == 0) reached.store(1, std::memory_order_relaxed);
 }
 

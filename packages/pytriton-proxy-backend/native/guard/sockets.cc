@@ -20,12 +20,13 @@
 namespace pytriton::guard {
 namespace {
 
-// Whether a listener's connections are left to the server that follows this one.
+// Whether the connections of a listener are left to the server's successor.
 bool IsHandedOver(Guard* guard, int listener) {
   return guard != nullptr && !guard->listeners.accepts() && guard->listeners.Has(listener);
 }
 
-// Whether a connection is one of the front ends; those of workers come through the file system, and are none of ours.
+// Whether a connection is one of the front ends. The connections of workers are unix sockets, which do not concern the
+// guard.
 bool IsInternet(int fd) {
   int domain = 0;
   socklen_t size = sizeof(domain);
@@ -61,7 +62,7 @@ int Accept(int listener, sockaddr* address, socklen_t* length, int flags) {
     return -1;
   }
   if (const auto* front_end = ActiveFrontEnd(); front_end != nullptr && front_end->Has(listener)) {
-    // Whoever else finds this port of the loopback interface is to come through the front end.
+    // Other processes that find this port of the loopback interface must use the front end instead.
     for (; fd >= 0 && !front_end->IsOwn(fd); fd = accept_one()) close(fd);
     return fd;
   }
@@ -97,7 +98,8 @@ int Listen(int fd, int backlog) {
   return result;
 }
 
-// The front end for gRPC ends its listener so, which the server that follows may have as well.
+// The front end for gRPC ends its listener in this way; the successor may use the same one, so it must not be shut
+// down.
 int Shutdown(int fd, int how) {
   const auto next = NEXT(shutdown);
   if (IsInChild()) return next(fd, how);

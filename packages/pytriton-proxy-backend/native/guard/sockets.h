@@ -1,11 +1,11 @@
-// What becomes of the server's sockets, for each part of the guard that cares: where it listens, whom it accepts, what ends.
+// Handles the server's sockets for all parts of the guard: where it listens, whom it accepts, and what is closed.
 #pragma once
 
 #include <sys/socket.h>
 
 namespace pytriton::guard {
 
-// As the functions of the system, of any descriptor; Accept as accept4.
+// Work like the system's functions, for any descriptor; Accept works like accept4.
 int Accept(int listener, sockaddr* address, socklen_t* length, int flags);
 int Bind(int fd, const sockaddr* address, socklen_t length);
 int Listen(int fd, int backlog);

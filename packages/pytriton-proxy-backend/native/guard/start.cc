@@ -21,10 +21,10 @@
 namespace pytriton::guard {
 namespace {
 
-// A stack holds 16 bytes for each piece of a body, in up to two lists, and all else.
+// In up to two lists on the stack, each piece of a body takes 16 bytes; the rest is for everything else.
 constexpr uint64_t kStackBytesPerPiece = 64;
 
-// The parts that are switched on, and the limits of requests.
+// Describes which parts are switched on, and the limits of requests.
 std::string WhatIsOn(const Guard& guard, uint64_t stack) {
   const Limits& limits = guard.limits;
   std::string text = limits.refuse == 0 ? "refuse is off"
@@ -40,10 +40,10 @@ std::string WhatIsOn(const Guard& guard, uint64_t stack) {
 __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   if (!IsTritonServer()) return;
   FindAllNext();
-  IsInProgram(nullptr);  // looks up where that is
+  IsInProgram(nullptr);  // looks up and remembers where the program lies
   FindTritonFunctions();
   ReadSecrets(argc, argv);
-  // Never freed: threads run until the end.
+  // This is never freed, because threads run until the process ends.
   Guard& guard = *new Guard;
   guard.limits = ReadSettings();
   guard.cors = ReadOrigins();
@@ -62,7 +62,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   KeepSpare();
   HandleCrashes();
   if (guard.listeners.has_starter()) EndWithStarter();
-  // Before those: what it cannot mend is a crash.
+  // This comes before the crash handlers, because a fault that it cannot mend is a crash.
   if (guard.limits.refuse != 0) HandleSharedMemoryFaults();
   guard.makes_spans = MakesSpans(argc, argv);
   guard.hides_models = RestrictsModels(argc, argv);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr char kPreload[] = "LD_PRELOAD";
 
-// The address range of the program, from the first entry of the loader's list.
+// The address range of the program, which is the first entry of the loader's list.
 struct Range {
   uintptr_t begin = UINTPTR_MAX;
   uintptr_t end = 0;
@@ -41,8 +41,8 @@ int FindProgram(dl_phdr_info* info, size_t, void* data) {
   return 1;  // the first is the program
 }
 
-// Whether an entry of LD_PRELOAD is this library. A path that the loader would split at its blanks is given as a
-// descriptor.
+// Whether an entry of LD_PRELOAD is this library. If its path has blanks, at which the loader would split it, the entry
+// is the path of a descriptor.
 bool IsThisLibrary(const std::string& entry) {
   constexpr char kDescriptor[] = "/proc/self/fd/";
   Dl_info info{};
@@ -107,7 +107,7 @@ uint64_t EnlargeStacks(uint64_t bytes) {
   if (pthread_attr_init(&attributes) != 0) return 0;
   using GetDefault = int (*)(pthread_attr_t*);
   using SetDefault = int (*)(const pthread_attr_t*);
-  // Asked for by name: a library that is built for older systems must not need them.
+  // The functions are looked up by name, because a library that is built for older systems must not require them.
   const auto get = reinterpret_cast<GetDefault>(dlsym(RTLD_DEFAULT, "pthread_getattr_default_np"));
   const auto set = reinterpret_cast<SetDefault>(dlsym(RTLD_DEFAULT, "pthread_setattr_default_np"));
   if (get == nullptr || set == nullptr || get(&attributes) != 0) {
@@ -158,7 +158,7 @@ void Log(char severity, const std::string& text) {
   std::snprintf(head, sizeof(head), "%c%02d%02d %02d:%02d:%02d.%06ld %d pytriton guard] ", severity, parts.tm_mon + 1,
                 parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec, static_cast<long>(now.tv_usec), getpid());
   const std::string line = head + Printable(text) + "\n";
-  // Nothing is left to do where even the log cannot be written.
+  // If even the log cannot be written, nothing more can be done.
   if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
 

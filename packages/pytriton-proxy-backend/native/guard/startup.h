@@ -1,4 +1,5 @@
-// What happens once, before the program's `main`: whether this is tritonserver, its settings and stacks.
+// What is done once, before the program's `main`: finds out whether this is tritonserver, reads the settings and
+// enlarges stacks.
 #pragma once
 
 #include <string>
@@ -8,24 +9,25 @@
 
 namespace pytriton::guard {
 
-// Version of what the starter of the server and this library tell each other: the variables and the line it reports.
+// Version of the interface between the starter of the server and this library: the variables and the line that is
+// reported.
 constexpr int kVersion = 1;
 
-// Whether the program is linked to Triton. Shells and launchers, through which the server may be started, are not: they
-// hand everything on.
+// Whether the program is linked to Triton. Shells and launchers that start the server are not; the guard does nothing
+// in them.
 bool IsTritonServer();
 
-// Takes the settings out of the environment, and this library too: what the server starts shall have neither.
+// Takes the settings, and this library, out of the environment, so that programs that the server starts get neither.
 Limits ReadSettings();
 
-// As before: who is named in the variable for CORS.
+// The same for the origins in the variable for CORS.
 CorsOrigins ReadOrigins();
 
-// Gives all threads to come larger stacks; returns the bytes of a stack from now on. Leaves them as they are where the
-// system counts reserved memory as used.
+// Gives all later threads larger stacks, and returns the bytes of a stack. Changes nothing if the system counts
+// reserved memory as used.
 uint64_t EnlargeStacks(uint64_t bytes);
 
-// The prefix of the names of memory that Triton's Python backend shares with its own processes.
+// The prefix of the names of the memory that Triton's Python backend shares with its own processes.
 std::string PythonBackendPrefix(int argc, char** argv);
 
 // Whether an address belongs to the program itself and not to a library.

@@ -19,7 +19,7 @@ constexpr int kInvalidArgument = 3;  // TRITONSERVER_ERROR_INVALID_ARG
 constexpr int kUnavailable = 4;      // TRITONSERVER_ERROR_UNAVAILABLE
 constexpr uint32_t kFinal = 1;       // TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-// The functions of Triton that the guard calls, found by name; null where the server lacks one.
+// The functions of Triton that the guard calls, found by name; null if the server lacks one.
 struct TritonFunctions {
   TRITONSERVER_Error* (*make_error)(int code, const char* text);
   TRITONSERVER_Error* (*byte_size)(TRITONSERVER_BufferAttributes* attributes, size_t* size);
@@ -45,10 +45,10 @@ extern TritonFunctions g_triton;
 
 void FindTritonFunctions();
 
-// Whether a call failed; the error is gone then.
+// Whether a call failed. Deletes the error.
 bool IsError(TRITONSERVER_Error* error);
 
-// Asks Triton to cancel a request. Servers from 2.39 on can.
+// Asks Triton to cancel a request, which servers can from 2.39 on.
 void CancelRequest(TRITONSERVER_InferenceRequest* request);
 
 }  // namespace pytriton::guard

@@ -6,9 +6,9 @@ namespace pytriton::guard {
 
 namespace {
 
-// Without these, scripts do not see where the JSON of a binary answer ends, and how it is compressed.
+// Without these headers, scripts do not see where the JSON of a binary answer ends, and how it is compressed.
 constexpr std::string_view kExposed = "Content-Encoding, Inference-Header-Content-Length";
-// Seconds, for which a browser need not ask again.
+// For so many seconds a browser need not ask again.
 constexpr std::string_view kMaxAge = "600";
 constexpr size_t kMostWanted = 1024;
 
@@ -39,7 +39,7 @@ bool CorsOrigins::Allows(std::string_view origin) const {
 }
 
 std::string CorsOrigins::Headers(std::string_view origin) const {
-  // Whoever keeps the answer for others has to know that it is of this origin alone.
+  // A cache between them must know that the answer is for this origin alone.
   std::string lines = any_ ? "" : "Vary: Origin\r\n";
   if (!Allows(origin)) return lines;
   lines.append("Access-Control-Allow-Origin: ").append(any_ ? "*" : origin).append("\r\n");
@@ -51,7 +51,7 @@ std::string CorsOrigins::PreflightHeaders(std::string_view origin, std::string_v
   if (!Allows(origin)) return lines;
   lines.append("Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\nAccess-Control-Max-Age: ").append(kMaxAge);
   lines.append("\r\n");
-  // Which of them the server reads, it says itself: a page that may ask at all may name any.
+  // A page that may send requests may send any headers; the server decides which it reads.
   if (!wanted.empty() && IsListOfNames(wanted)) lines.append("Access-Control-Allow-Headers: ").append(wanted).append("\r\n");
   return lines;
 }

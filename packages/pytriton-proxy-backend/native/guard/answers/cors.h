@@ -1,4 +1,5 @@
-// Which pages of other origins a browser lets read the server's answers (CORS): those that the server's owner names.
+// Which pages of other origins may read the server's answers in a browser (CORS): those that the server's owner has
+// named.
 #pragma once
 
 #include <string>
@@ -10,15 +11,16 @@ namespace pytriton::guard {
 class CorsOrigins {
  public:
   CorsOrigins() = default;
-  // Origins with blanks between them, as in the variable PYTRITON_GUARD_CORS; `*` is any.
+  // Origins separated by blanks, as in the variable PYTRITON_GUARD_CORS; `*` means any.
   explicit CorsOrigins(std::string_view list);
 
   bool is_on() const { return any_ || !origins_.empty(); }
-  // Whether a page of an origin may read answers. None has the empty one.
+  // Whether a page of an origin may read answers; false for "".
   bool Allows(std::string_view origin) const;
-  // What an answer says (lines, each with its end) to a request that names an origin, or none.
+  // The headers (lines with their ends) of an answer to a request from an origin, or from none.
   std::string Headers(std::string_view origin) const;
-  // What the answer to a browser says that asks, for a page of an origin, before it sends a request with these headers.
+  // The headers of the answer to a browser that asks, for a page of an origin, whether it may send a request with
+  // `wanted`.
   std::string PreflightHeaders(std::string_view origin, std::string_view wanted) const;
 
  private:

@@ -35,7 +35,7 @@ void JsonRows::OnByte(char byte, std::string* out) {
       is_name_ = false;
     } else {
       is_escaped_ = !is_escaped_ && byte == '\\';
-      // Texts among the members are read as names, too, and can be as large as a response.
+      // Texts among the members are read as names, too, and may be as large as a response, so only short ones are kept.
       if (is_name_ && name_.size() <= longest_name_) name_.push_back(byte);
     }
     return;
@@ -56,7 +56,7 @@ void JsonRows::OnByte(char byte, std::string* out) {
         commas_ = 0;
         if (output_ != nullptr) {
           *out += "[[";
-          // One that has no elements has its rows all the same.
+          // An output without elements still has its rows.
           for (uint64_t i = 1; output_->row_size == 0 && i < output_->rows; ++i) *out += "],[";
           return;
         }

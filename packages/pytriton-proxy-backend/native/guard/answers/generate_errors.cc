@@ -12,10 +12,10 @@
 namespace pytriton::guard {
 namespace {
 
-// The most bytes of a caller's text, and the most names of a list, that an error shows.
+// An error shows at most so many bytes of a caller's text, and so many names of a list.
 constexpr size_t kMostShown = 60;
 constexpr size_t kMostNames = 12;
-// A name with more letters is compared with none.
+// Longer names are not compared with others.
 constexpr size_t kMostLetters = 64;
 constexpr size_t kMostOfHint = 400;
 
@@ -60,7 +60,7 @@ const char* Many(Kind kind) {
 }
 
 bool IsNumber(std::string_view value) {
-  // The server takes NaN and infinities as well.
+  // The server also accepts NaN and infinities.
   return !value.empty() && (value[0] == '-' || value[0] == 'N' || value[0] == 'I' || (value[0] >= '0' && value[0] <= '9'));
 }
 
@@ -76,7 +76,7 @@ bool IsOf(Kind kind, std::string_view value) {
   }
 }
 
-// A value as a caller knows it again.
+// Shows a value in a form that its caller recognizes.
 std::string Shown(std::string_view value) {
   if (value[0] == '{') return "an object";
   if (value[0] == '[') return "a list";
@@ -91,7 +91,7 @@ std::string Shape(const std::vector<int64_t>& dims) {
   return "[" + text + "]";
 }
 
-// What an input takes, for one sample.
+// Describes what an input takes for one sample.
 std::string What(const GenerateInput& input) {
   if (input.json() == GenerateInput::Json::kObject) return "a string, the text of a JSON object";
   if (input.json() == GenerateInput::Json::kList) return "a string, the text of a JSON list of objects";
@@ -114,7 +114,7 @@ std::string AllTaken(const std::vector<GenerateInput>& inputs) {
   return text + (shown < inputs.size() ? " and " + std::to_string(inputs.size() - shown) + " more" : "");
 }
 
-// How many letters two names differ in; two that are exchanged count as one.
+// The edit distance of two names, in which two exchanged letters count as one edit.
 size_t Distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before_last(b.size() + 1);
   std::vector<size_t> last(b.size() + 1);
@@ -133,7 +133,7 @@ size_t Distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-// The input that a name may have been meant as; null where none is near.
+// Returns the input whose name is nearest to a misspelt one, or null if none is near.
 const GenerateInput* Nearest(std::string_view name, const std::vector<const GenerateInput*>& candidates) {
   const GenerateInput* nearest = nullptr;
   size_t least = 1 + name.size() / 4 + 1;
@@ -148,7 +148,7 @@ const GenerateInput* Nearest(std::string_view name, const std::vector<const Gene
   return nearest;
 }
 
-// What is wrong with how many values came.
+// Describes an error in the number of values.
 std::string FindSizeError(const GenerateInput& input, uint64_t count) {
   const bool is_open = std::find(input.dims.begin(), input.dims.end(), -1) != input.dims.end();
   uint64_t each = 1;
@@ -189,7 +189,7 @@ std::string FindValueError(const GenerateRequest& request, const GenerateInput& 
 
 struct Found {
   std::vector<bool> has;
-  std::vector<std::string> unknown;  // in the request itself
+  std::vector<std::string> unknown;  // names that stand in the request itself
   std::string wrong;
 };
 
@@ -210,7 +210,7 @@ void LookAt(const GenerateRequest& request, const std::vector<GenerateInput>& in
   }
 }
 
-// The error about names that are no inputs, or inputs that are missing; empty where there is none.
+// Describes names that are no inputs, or inputs that are missing; "" if there are none.
 std::string FindNameError(const GenerateRequest& request, const std::vector<GenerateInput>& inputs, const Found& found,
                           bool has_parameters) {
   const GenerateInput* missing = nullptr;
@@ -242,8 +242,8 @@ std::string FindNameError(const GenerateRequest& request, const std::vector<Gene
   return text;
 }
 
-// Whether a body that is no object is the bytes of a file, or a form with one, as `curl --data-binary` and `curl -F` send
-// them. What else is no JSON may be a slip, of which Triton says where it is.
+// Whether a body that is no object is the content of a file, or a form with one, as `curl --data-binary` and `curl -F`
+// send them. Other bodies that are no JSON may have a slip, whose place Triton reports.
 bool IsFileOrForm(std::string_view body) {
   const bool is_text = std::all_of(body.begin(), body.end(), [](unsigned char byte) {
     return byte >= 0x20 || (byte >= '\t' && byte <= '\r');
@@ -292,7 +292,7 @@ ModelInterface ReadInterface(std::string_view config) {
     if (name == "input") read_tensors(member, &model.inputs);
     if (name == "output") read_tensors(member, &model.outputs);
     if (name == "parameters") {
-      // Servers of ours have this parameter: HINTS_PARAMETER of pytriton.model_config.
+      // Our servers have this parameter: HINTS_PARAMETER of pytriton.model_config.
       const std::string hints = text(JsonMember(JsonMember(member, "pytriton_hints"), "string_value"));
       JsonReader(hints).Object([&](const std::string& kind, std::string_view named) {
         auto* const read = kind == "inputs" ? &input_hints : kind == "outputs" ? &output_hints : nullptr;
@@ -330,14 +330,14 @@ std::string FindGenerateError(const GenerateRequest& request, const std::vector<
   const bool is_whole = reader.Object([&](const std::string& name, std::string_view value) {
     LookAt(request, inputs, name, value, false, &found);
   });
-  // What is no JSON Triton tells itself.
+  // Triton reports errors of the JSON itself.
   if (!is_whole && !request.body.is_cut()) return "";
   return found.wrong.empty() ? FindNameError(request, inputs, found, has_parameters) : found.wrong;
 }
 
 OwnNames::OwnNames(const RequestText& body) {
   JsonReader(body.text()).Object([&](const std::string& name, std::string_view) {
-    // What these hold is no parameter by itself.
+    // The members of these two are not parameters of their own.
     if (name != "id" && name != "parameters") hashes_.push_back(std::hash<std::string_view>()(name));
   });
   std::sort(hashes_.begin(), hashes_.end());

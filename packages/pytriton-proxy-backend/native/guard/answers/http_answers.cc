@@ -9,7 +9,7 @@ namespace pytriton::guard {
 
 namespace {
 
-// No head of the front end's comes near, nor does the size of a chunk; and so much of each is looked at in one piece.
+// No head of the front end and no size of a chunk is longer; at most so much of each is read in one piece.
 constexpr size_t kMostHead = 1024 * 1024;
 constexpr size_t kMostLine = 1024;
 constexpr size_t kHeadPiece = 1024;
@@ -18,7 +18,7 @@ constexpr uint64_t kMostBody = 1ull << 62;
 constexpr std::string_view kEndOfHead = "\r\n\r\n";
 constexpr std::string_view kEndOfLine = "\r\n";
 constexpr std::string_view kBegin = "HTTP/1.";
-// Where the status stands: behind "HTTP/1.1 ".
+// The place of the status, after "HTTP/1.1 ".
 constexpr size_t kStatus = 9;
 
 bool BeginsWith(std::string_view text, std::string_view begin) {
@@ -57,14 +57,14 @@ size_t HttpAnswers::Feed(const iovec* parts, size_t most) {
   return used;
 }
 
-// A head, or a line of a chunked body.
+// Reads a head, or a line of a chunked body.
 size_t HttpAnswers::FeedLine(std::string_view text) {
   const bool is_head = state_ == State::kHead;
   const std::string_view end_of = is_head ? kEndOfHead : kEndOfLine;
   const size_t before = line_.size();
   const std::string_view piece = text.substr(0, is_head ? kHeadPiece : kLinePiece);
   line_ += piece;
-  // The end may have begun in what came before.
+  // The end of the line may have begun in the bytes before.
   const size_t end = line_.find(end_of, before - std::min(before, end_of.size()));
   if (end == std::string::npos) {
     const bool is_wrong = is_head && line_.compare(0, kBegin.size(), kBegin.substr(0, line_.size())) != 0;
@@ -116,7 +116,7 @@ void HttpAnswers::EndHead() {
   } else if (has_chunks) {
     state_ = State::kChunkSize;
   } else {
-    // The front end sends no body where the head names no length.
+    // If the head has no length, the front end sends no body.
     state_ = has_length && left_ > 0 ? State::kBody : State::kHead;
   }
 }

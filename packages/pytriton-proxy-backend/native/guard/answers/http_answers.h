@@ -1,5 +1,5 @@
-// Follows what is written to one HTTP/1.1 connection, to know where a response begins and where it ends. The front end
-// (libevhtp 1.2.18) hands over in one piece what has come together, which may be the responses of several requests.
+// Follows what is written to one HTTP/1.1 connection, to find where each response begins and ends. The front end
+// (libevhtp 1.2.18) writes in one piece what has accumulated, which may be the responses to several requests.
 #pragma once
 
 #include <sys/types.h>
@@ -15,17 +15,18 @@ namespace pytriton::guard {
 
 class HttpAnswers {
  public:
-  // Whether the next byte begins a response. False for ever where what was written is no response: nothing is known of what
-  // follows.
+  // Whether the next byte begins a response. If something was written that is no response, this stays false, because
+  // the rest cannot be followed.
   bool is_at_begin() const { return state_ == State::kHead && line_.empty(); }
   bool is_lost() const { return state_ == State::kLost; }
 
-  // Reads on, up to the end of a response; returns how many of the bytes it took. "HTTP/1.1 100 Continue" is one.
+  // Reads up to the end of a response, and returns how many bytes it took. "HTTP/1.1 100 Continue" counts as a
+  // response.
   size_t Feed(std::string_view text);
-  // As before. Of `parts` it reads `most` bytes, which are no more than they have.
+  // The same for the first `most` bytes of `parts`, which must have as many.
   size_t Feed(const iovec* parts, size_t most);
 
-  // How many chunks have passed, of all responses together.
+  // How many chunks of all responses have passed.
   uint64_t chunks() const { return chunks_; }
 
  private:
@@ -36,13 +37,12 @@ class HttpAnswers {
   void Lose();
 
   State state_ = State::kHead;
-  std::string line_;   // the head, or a line of chunks, as far as it has come
-  uint64_t left_ = 0;  // of the body, or of the chunk and what ends its line
+  std::string line_;   // what has come of the head, or of a line of chunks
+  uint64_t left_ = 0;  // bytes left of the body, or of the chunk and its line end
   uint64_t chunks_ = 0;
 };
 
-// "200" and what follows, in part, of bytes that begin a response; empty where they begin none, or one that announces another
-// (100 and the like).
+// The status and what follows it, in part, if these bytes begin a final response; "" otherwise, such as for 100.
 std::string StatusIn(const iovec* parts, int count);
 
 // The first `most` bytes of parts.

@@ -11,7 +11,7 @@ namespace pytriton::guard {
 
 namespace {
 
-// That are converted at a time: what the system takes at once is not much more.
+// At most so much is converted at a time, because the system does not take much more at once.
 constexpr size_t kMostTaken = 64 * 1024;
 constexpr std::string_view kEndOfHead = "\r\n\r\n";
 constexpr std::string_view kEndOfLine = "\r\n";
@@ -66,14 +66,14 @@ size_t HttpResponse::ConvertHead(std::string_view text, std::string* out) {
   if (end == std::string::npos) return text.size();
   line_.resize(end + kEndOfHead.size());
   const size_t used = line_.size() - before;
-  // "HTTP/1.1 100 Continue" stands in front of the response.
+  // "HTTP/1.1 100 Continue" comes before the response.
   constexpr size_t kStatus = 9;
   *out += line_.size() > kStatus && line_[kStatus] == '1' ? line_ : CorrectHead();
   line_.clear();
   return used;
 }
 
-// Returns whether this head says how long the response is, and sets `left_` to that.
+// Returns whether this head has the length of the response, and sets `left_` to it.
 bool HttpResponse::FindLength(std::string_view head) {
   bool has_length = false;
   for (size_t at = 0; at < head.size();) {
@@ -91,7 +91,7 @@ bool HttpResponse::FindLength(std::string_view head) {
 std::string HttpResponse::CorrectHead() {
   const std::string_view head = line_;
   const bool has_chunks = head.find("\r\nTransfer-Encoding: chunked\r\n") != std::string_view::npos;
-  // A body in chunks that is left out ends with the connection, as what is behind it is not looked at.
+  // If a body in chunks is left out, the connection ends with it, because what follows is not read.
   if (leaves_out_body_ && has_chunks) joins_chunks_ = true;
   const bool joins = joins_chunks_ && has_chunks;
   const bool corrects = correction_ != nullptr && has_chunks && head.find("\r\nContent-Encoding:") == std::string_view::npos;
@@ -105,11 +105,11 @@ std::string HttpResponse::CorrectHead() {
   for (size_t at = 0; at < head.size();) {
     const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
     const std::string_view line = head.substr(at, next - at);
-    // Another status would lie of a body that stays.
+    // The status is kept if the body is kept, because it would contradict the body.
     if (at == 0 && !status_.empty() && (replaces || body_.empty())) {
       corrected.append(line.substr(0, line.find(' ') + 1)).append(status_).append(kEndOfLine);
     } else if ((BeginsWith(line, kLength) && (replaces || is_empty)) || (BeginsWith(line, kType) && replaces)) {
-      // Follows below.
+      // The end of the head is added below.
     } else if (line == kEndOfLine) {
       if (replaces) corrected.append("Content-Type: ").append(type_).append(kEndOfLine);
       if (replaces || is_empty) {
@@ -127,7 +127,7 @@ std::string HttpResponse::CorrectHead() {
   return corrected;
 }
 
-// Sends the head, with the status that is known by now.
+// Sends the head with the status, which is known by now.
 void HttpResponse::BeginCorrection(std::string* out) {
   if (held_.empty()) return;
   const std::string status = correction_->Begin();
@@ -153,7 +153,7 @@ void HttpResponse::PutChunk(std::string_view text, std::string* out) {
   }
 }
 
-// One step: a line, or what there is of a chunk.
+// Handles one line, or the bytes of a chunk that are there.
 size_t HttpResponse::JoinChunks(std::string_view text, std::string* out) {
   if (state_ == State::kEnd) return text.size();
   if (state_ == State::kChunk) {

@@ -1,8 +1,8 @@
 // Corrects a response of the HTTP front end while it is written: its status, and chunks that its caller cannot read.
 //
-// The front end (libevhtp 1.2.18) sends chunks to callers of HTTP/1.0 as well, who take the sizes between them for text.
-// Those get the text alone, which ends where the connection does. An answer to them that has no body says nothing of its
-// length, so that they would wait for one on a connection that is kept: it is said here.
+// The front end (libevhtp 1.2.18) also sends chunks to callers with HTTP/1.0, who would take their sizes for text.
+// These callers get only the text, and the connection ends after it. An answer to them without a body has no length,
+// and they would wait for a body on a connection that is kept, so this adds the length.
 #pragma once
 
 #include <sys/types.h>
@@ -17,23 +17,23 @@
 
 namespace pytriton::guard {
 
-// What becomes of the body of a response in chunks.
+// Converts the body of a response in chunks.
 class BodyCorrection {
  public:
   virtual ~BodyCorrection() = default;
-  // Called when the first of the body has come: so long the head is held back. Returns the status in place of the front
-  // end's, or nothing.
+  // Is called when the first part of the body has come; the head is held back until then. Returns a status that
+  // replaces the front end's, or "".
   virtual std::string Begin() = 0;
-  // Appends what becomes of the next part of the body.
+  // Appends the converted form of the next part of the body.
   virtual void Feed(std::string_view part, std::string* out) = 0;
 };
 
 class HttpResponse {
  public:
-  // `status` is "400 Bad Request" or the like, in place of the front end's; empty: that stays.
+  // `status`, such as "400 Bad Request", replaces the front end's; "" keeps it.
   HttpResponse(std::string status, bool joins_chunks) : status_(std::move(status)), joins_chunks_(joins_chunks) {}
-  // As before, with another body and its type, and headers of its own (lines, each with its end), where the response has a
-  // length; all of another one stays.
+  // Also replaces body and type, and adds headers (lines with their ends), if the response has a length; another
+  // response stays as it is.
   HttpResponse(std::string status, bool joins_chunks, std::string body, std::string headers,
                std::string type = "application/json")
       : status_(std::move(status)),
@@ -42,20 +42,20 @@ class HttpResponse {
         headers_(std::move(headers)),
         type_(std::move(type)) {}
 
-  // With another body where the response has chunks; any other one stays.
+  // Converts the body if the response has chunks; another response stays as it is.
   HttpResponse(std::unique_ptr<BodyCorrection> correction, bool joins_chunks)
       : joins_chunks_(joins_chunks), correction_(std::move(correction)) {}
 
-  // Before it is written: the headers that it has besides (lines, each with its end), and whether it has no body. Its length
-  // then stays, as HEAD is answered, or becomes 0.
+  // To be called before the response is written: adds headers (lines with their ends), or leaves out the body. The
+  // length then stays, as in an answer to HEAD, or becomes 0.
   void AddHeaders(std::string_view lines) { added_ += lines; }
   void LeaveOutBody(bool keeps_length) {
     leaves_out_body_ = true;
     keeps_length_ = keeps_length;
   }
 
-  // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
-  // front end has one to write, it comes again, so that nothing converted is left over.
+  // Works like writev; `send(data, size)` is like the system's `send`. If converted bytes could not be sent, it reports
+  // the last byte as unwritten, so that the front end, which then writes again, does not end before they are sent.
   template <typename Send>
   ssize_t Write(const iovec* parts, int count, Send send) {
     if (!rest_.empty()) {
@@ -73,9 +73,9 @@ class HttpResponse {
     return taken.size() == owed_ ? TryAgain() : static_cast<ssize_t>(taken.size() - owed_);
   }
 
-  // Whether the rest of the response needs no correction.
+  // Whether the rest of the response is passed on unchanged.
   bool is_done() const { return state_ == State::kAsItIs && rest_.empty(); }
-  // Whether the last chunk was sent, behind which the connection is to end.
+  // Whether the last chunk was sent, after which the connection must end.
   bool is_at_end() const { return state_ == State::kEnd && rest_.empty(); }
 
  private:
@@ -94,20 +94,20 @@ class HttpResponse {
 
   const std::string status_;
   bool joins_chunks_;
-  const std::string body_;  // in place of the front end's; empty: that stays
+  const std::string body_;  // replaces the front end's body; "" keeps it
   const std::string headers_;
   const std::string type_;
   std::string added_;
   bool leaves_out_body_ = false;
   bool keeps_length_ = true;
-  const std::unique_ptr<BodyCorrection> correction_;  // of the body's chunks, or null
-  std::string held_;  // the head, until the first of these has come
+  const std::unique_ptr<BodyCorrection> correction_;  // converts the chunks of the body; may be null
+  std::string held_;  // the head, until the first chunk has come
   bool is_corrected_ = false;
   State state_ = State::kHead;
-  std::string line_;   // the head, or the line with the size of a chunk, as far as it has come
-  uint64_t left_ = 0;  // of the chunk, or of the body that is skipped
-  std::string rest_;   // what is converted and not sent
-  size_t owed_ = 0;    // bytes that are converted, which the front end believes to be not written
+  std::string line_;   // what has come of the head, or of the line with the size of a chunk
+  uint64_t left_ = 0;  // bytes left of the chunk, or of the body that is skipped
+  std::string rest_;   // converted bytes that are not sent
+  size_t owed_ = 0;    // bytes that are converted but were reported to the front end as unwritten
 };
 
 }  // namespace pytriton::guard

@@ -15,7 +15,7 @@ namespace pytriton::guard {
 
 namespace {
 
-// Texts of Triton's core, which has one code for everything that is unavailable.
+// Texts of Triton's core, which has only one code for everything that is unavailable.
 constexpr std::string_view kQueueFullText = "Exceeds maximum queue size";
 constexpr std::string_view kQueueTimeoutText = "Request timeout expired";
 
@@ -73,7 +73,7 @@ void Outcomes::Start(bool (*exists)(const std::string& model)) {
   const int fd = std::atoi(text);
   unsetenv(kOutcomesVariable);
   struct stat status{};
-  // Another release of the starter would have another table.
+  // If the starter has another release, the size of its table differs, and it is not used.
   if (fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(kModels * sizeof(Entry))) {
     void* const mapped = mmap(nullptr, kModels * sizeof(Entry), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped != MAP_FAILED) table_ = static_cast<Entry*>(mapped);
@@ -97,7 +97,8 @@ Outcomes::Entry* Outcomes::Find(std::string_view model, bool makes) {
         return &entry;
       }
     }
-    // One whose name is just being written is passed over. It may be the same: who reads adds them up.
+    // An entry whose name is being written by another thread is skipped, even if it may be the same name; readers add
+    // entries of one name up.
     if (state == kReady && model == std::string_view(entry.name, entry.name_size)) return &entry;
   }
   return nullptr;

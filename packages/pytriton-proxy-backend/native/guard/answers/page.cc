@@ -8,9 +8,9 @@
 namespace pytriton::guard {
 namespace {
 
-// More are counted.
+// The page shows so many models, and only the number of the other ones.
 constexpr size_t kMostModels = 200;
-// A line that is longer is not one to be copied.
+// A longer body is not shown, because nobody would copy it.
 constexpr size_t kMostBody = 300;
 constexpr uint64_t kMostValues = 64;
 
@@ -47,14 +47,14 @@ std::string Escaped(std::string_view text) {
   return made;
 }
 
-// For a shell.
+// Quotes a text for a shell.
 std::string Quoted(std::string_view text) {
   std::string made = "'";
   for (const char byte : text) made += byte == '\'' ? std::string("'\\''") : std::string(1, byte);
   return made + "'";
 }
 
-// A name as a part of a path.
+// Writes a name as a part of a path.
 std::string InPath(std::string_view name) {
   constexpr char kDigits[] = "0123456789ABCDEF";
   std::string made;
@@ -71,7 +71,7 @@ std::string InPath(std::string_view name) {
   return made;
 }
 
-// As callers name it in a request.
+// The name of a data type in requests.
 std::string Datatype(const GenerateInput& tensor) {
   if (tensor.type == "TYPE_STRING") return "BYTES";
   return tensor.type.substr(std::min<size_t>(tensor.type.size(), 5));
@@ -87,14 +87,14 @@ std::string Sizes(const GenerateInput& tensor) {
 
 bool IsInJson(const GenerateInput& tensor) { return tensor.type != "TYPE_FP16" && tensor.type != "TYPE_BF16"; }
 
-// A value for an input, as `generate` takes it: of one sample. Empty where it is long, or JSON has none.
+// An example value of one sample for `generate`; "" if it is long, or JSON has none.
 std::string Example(const GenerateInput& input) {
   uint64_t count = 1;
   for (size_t i = input.is_batched ? 1 : 0; i < input.dims.size(); ++i) {
     const uint64_t size = input.dims[i] < 0 ? (i + 1 == input.dims.size() ? 2 : 1) : static_cast<uint64_t>(input.dims[i]);
     if (size == 0 || __builtin_mul_overflow(count, size, &count) || count > kMostValues) return "";
   }
-  // "hello" is no image.
+  // A text such as "hello" would be no image.
   if (!IsInJson(input) || input.is_file()) return "";
   if (input.json() != GenerateInput::Json::kNone) return input.json() == GenerateInput::Json::kObject ? "\"{}\"" : "\"[]\"";
   std::string list;
@@ -111,7 +111,7 @@ std::string Example(const GenerateInput& input) {
   return count == 1 ? list : "[" + list + "]";
 }
 
-// The body of a request that the model answers; empty where none is short enough.
+// The body of an example request; "" if none is short enough.
 std::string ExampleBody(const ModelInterface& model) {
   if (!std::all_of(model.outputs.begin(), model.outputs.end(), IsInJson)) return "";
   const bool has_required =
@@ -122,7 +122,7 @@ std::string ExampleBody(const ModelInterface& model) {
     const std::string value = Example(input);
     if (value.empty()) return "";
     body += (body.empty() ? "" : ", ") + JsonString(input.name) + ": " + value;
-    // One that needs none is called with one all the same.
+    // A model that requires no input still gets one.
     if (!has_required) break;
   }
   return body.empty() || body.size() > kMostBody ? "" : "{" + body + "}";

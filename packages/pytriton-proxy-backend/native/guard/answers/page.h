@@ -1,4 +1,5 @@
-// What a browser, or curl, gets at `/` and `/docs`: the models of the server, what they take and give, and how to ask them.
+// What a browser, or curl, gets at `/` and `/docs`: the server's models, their inputs and outputs, and how to call
+// them.
 #pragma once
 
 #include <chrono>
@@ -25,22 +26,23 @@ struct PageModel {
 // The names and versions in Triton's index of its models.
 std::vector<PageModel> ReadIndex(std::string_view index);
 
-// As a page. Where a browser has it from, a script in it finds out; without it `url` is shown. What is said of models is
-// left out where `hides_models` is set.
+// Makes the HTML page. A script in it finds the address from which the browser has it; without scripts `url` is shown.
+// With `hides_models`, nothing is said about models.
 std::string PageAsHtml(const std::vector<PageModel>& models, std::string_view url, bool hides_models);
 std::string PageAsJson(const std::vector<PageModel>& models, bool hides_models);
 
-// Both texts.
+// The page as HTML and as plain text.
 struct PageTexts {
   std::string html;
   std::string json;
 };
 
-// The texts for each port of the server. One caller makes them anew where they are old; others get the old ones meanwhile.
+// The texts for each port of the server. If they are old, one caller makes new ones, and the others get the old ones
+// meanwhile.
 class PageCache {
  public:
   using Clock = std::chrono::steady_clock;
-  // How long after they are made the texts are given.
+  // The texts are used for `pause` after they were made.
   explicit PageCache(Clock::duration pause) : pause_(pause) {}
 
   // `make()` makes the texts.
@@ -62,7 +64,7 @@ class PageCache {
   struct Entry {
     std::shared_ptr<const PageTexts> texts;
     Clock::time_point made_at;
-    bool is_made = false;  // by a caller, now
+    bool is_made = false;  // a caller is making them now
   };
 
   const Clock::duration pause_;
@@ -70,7 +72,7 @@ class PageCache {
   std::map<uint16_t, Entry> entries_;
 };
 
-// The headers of either, each with its end. The page loads nothing, and runs its own script alone.
+// The headers of either text, with their ends. The page loads nothing and runs only its own script.
 std::string PageHeaders(bool is_html);
 
 }  // namespace pytriton::guard

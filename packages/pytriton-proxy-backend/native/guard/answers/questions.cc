@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kReadyModels = 1;  // TRITONSERVER_INDEX_FLAG_READY
 
-// Takes the text out of a message of Triton's, which is gone then.
+// Takes the text out of a message of Triton, and deletes the message.
 std::string TakeText(TRITONSERVER_Message* message) {
   const char* text = nullptr;
   size_t size = 0;
@@ -27,7 +27,7 @@ std::string TakeText(TRITONSERVER_Message* message) {
 
 bool CanRead() { return g_triton.to_json != nullptr && g_triton.delete_message != nullptr; }
 
-// Asks the server for something that it says in JSON; empty where it does not.
+// Asks the server for something that it returns as JSON; "" if it returns an error.
 template <typename Ask>
 std::string AskServer(Guard* guard, const Ask& ask) {
   TRITONSERVER_Message* message = nullptr;
@@ -77,7 +77,7 @@ std::unique_ptr<HttpResponse> PageFor(Guard* guard, int fd, bool is_html) {
   const uint16_t port = PortOf(fd);
   const auto texts = guard->page.Get(port, [&] {
     const std::vector<PageModel> models = ModelsOf(guard);
-    // The address of this machine is nothing that callers are to know.
+    // The address of this machine must not be shown to callers.
     return PageTexts{PageAsHtml(models, "http://localhost:" + std::to_string(port), guard->hides_models),
                      PageAsJson(models, guard->hides_models)};
   });

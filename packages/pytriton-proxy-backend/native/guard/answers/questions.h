@@ -10,10 +10,10 @@
 
 namespace pytriton::guard {
 
-// What a model takes and gives; nothing where it is not there.
+// The inputs and outputs of a model; empty if there is no such model.
 ModelInterface InterfaceOf(Guard* guard, const std::string& model, int64_t version);
 
-// The page about the server in place of the answer to a path that the server does not have.
+// Makes the page about the server, which replaces the answer to a path that the server does not have.
 std::unique_ptr<HttpResponse> PageFor(Guard* guard, int fd, bool is_html);
 
 // Whether any version of a model is served.

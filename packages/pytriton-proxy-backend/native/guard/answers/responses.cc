@@ -25,7 +25,7 @@
 namespace pytriton::guard {
 namespace {
 
-// What an answer to a request says in place of the front end's words; empty: those stay.
+// The text that replaces the front end's own in an answer; "" keeps that.
 std::string BetterError(Guard* guard, const RequestOutcome& request, int status) {
   if (status == kNotAllowed && !request.is_post) return "inference takes POST, with the inputs as JSON: curl sends it with -d '{...}'";
   const bool is_wrong = status == 400 || status == 500;
@@ -37,7 +37,7 @@ std::string BetterError(Guard* guard, const RequestOutcome& request, int status)
   return inputs.empty() ? "" : FindGenerateError(generate, inputs, has_parameters);
 }
 
-// How an answer to `generate` of a decoupled model ends, which the front end has begun before it knew.
+// How an answer to `generate` of a decoupled model ends, which the front end began before it knew the end.
 GenerateBody::Ending EndGenerate(RequestOutcome* request) {
   const std::string error = request->responses->FindError();
   if (error.empty()) {
@@ -50,7 +50,7 @@ GenerateBody::Ending EndGenerate(RequestOutcome* request) {
   return {StatusText(status == 0 ? 400 : status), "{\"error\":" + JsonString(error) + "}"};
 }
 
-// Replaces an answer to `generate` by one that tells its caller more: samples in lists of their own, and the true error.
+// Replaces an answer to `generate` by one with a list for each sample, and with the true error.
 void CorrectGenerate(Connection* connection) {
   const std::shared_ptr<RequestOutcome>& request = connection->unanswered.front();
   const bool is_decoupled = request->responses->is_decoupled();
@@ -62,7 +62,7 @@ void CorrectGenerate(Connection* connection) {
                                                          !request->has_chunks);
 }
 
-// Counts a request, and corrects its response, as it begins.
+// Counts a request when its response begins, and corrects the response.
 void CorrectResponse(Guard* guard, Connection* connection, RequestOutcome* request, int fd, int code) {
   if (request->is_page) {
     if (code == 404) connection->corrected = PageFor(guard, fd, request->wants_html);
@@ -87,7 +87,7 @@ void CorrectResponse(Guard* guard, Connection* connection, RequestOutcome* reque
   connection->corrected = std::make_unique<HttpResponse>(right == 0 ? "" : StatusText(right), !request->has_chunks);
 }
 
-// Before a response is written: its caller may look at the counts as soon as it has it.
+// To be called before a response is written, because its caller may look at the counts as soon as it has the response.
 void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_view status) {
   if (status.empty() || connection->corrected != nullptr) return;
   RequestOutcome* const request = connection->unanswered.front().get();
@@ -102,8 +102,8 @@ void BeginResponse(Guard* guard, Connection* connection, int fd, std::string_vie
   if (request->is_options) connection->corrected->AddHeaders("Allow: GET, HEAD, OPTIONS\r\n");
 }
 
-// An answer whose end is that of the connection is written: what its caller has sent behind it is read and thrown away, as no
-// answer to it could be sent.
+// An answer has been written after which the connection ends: everything that its caller sends afterwards is read and
+// dropped, because it cannot be answered.
 void EndBehindAnswer(Connection* connection, int fd) {
   shutdown(fd, SHUT_WR);
   connection->is_refused = true;
@@ -124,7 +124,7 @@ ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int c
 
 void OnResponse(Guard* guard, Connection* connection, int fd) {
   auto& request = connection->unanswered.front();
-  // The texts of a request serve its error alone, which has been made by now, and are not charged any more.
+  // The text of a request is used for its error only, which has been made by now, so its memory is freed.
   if (request != nullptr) request->generate.reset();
   // The caller of a stream may still leave before its end, so its request is kept.
   const bool goes_on =
@@ -142,7 +142,7 @@ void CountLeft(const Connection& connection) {
   const auto leave = [](const std::shared_ptr<RequestOutcome>& request) {
     if (request == nullptr) return;
     request->Count(Outcome::kCancelled);
-    // A model that waits for its caller to take something would wait for ever otherwise.
+    // Otherwise a model that waits for its caller to read something would wait for ever.
     if (request->backlog != nullptr) request->backlog->End();
   };
   std::for_each(connection.unanswered.begin(), connection.unanswered.end(), leave);
@@ -194,7 +194,7 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   const std::string status = begins ? StatusIn(parts, count) : "";
   const bool is_unasked = answers.is_at_begin() && !begins && !StatusIn(parts, count).empty();
   BeginResponse(guard, connection, fd, status);
-  // One response at a time: those that follow it come again.
+  // Only one response is handled at a time; the front end writes the following ones again.
   HttpAnswers behind = answers;
   const size_t given = SizeOf(parts, count);
   const size_t most = behind.Feed(parts, given);
@@ -210,7 +210,7 @@ ssize_t WriteHttp(int fd, const iovec* parts, int count) {
   if (size > 0 && static_cast<size_t>(size) == most) answers = std::move(behind);
   if (size > 0 && is_unasked) connection->is_out_of_step = true;
   if (size > 0 && !status.empty()) OnResponse(guard, connection, fd);
-  // An answer to `generate` that goes on has chunks and no backlog.
+  // An answer to `generate` that is under way has chunks and no backlog.
   if (connection->streamed != nullptr && connection->streamed->backlog != nullptr && size > 0) {
     connection->streamed->backlog->Write(static_cast<uint64_t>(size), answers.chunks() - chunks);
   }

@@ -1,4 +1,4 @@
-// Responses over HTTP as the front end writes them: how each request ends is counted, and its response set right.
+// Responses over HTTP while the front end writes them: counts how each request ends, and corrects its response.
 #pragma once
 
 #include <sys/types.h>
@@ -9,13 +9,13 @@
 
 namespace pytriton::guard {
 
-// As writev, of any descriptor.
+// Works like writev, for any descriptor.
 ssize_t WriteHttp(int fd, const iovec* parts, int count);
 
-// A request of a connection is whole: its outcome is counted from here on.
+// A request of a connection is complete; its outcome is counted from now on.
 void BeginOutcome(Guard* guard, Connection* connection);
 
-// Counts what the caller of a connection gave up.
+// Counts the requests of a connection whose caller has left.
 void CountLeft(const Connection& connection);
 
 }  // namespace pytriton::guard

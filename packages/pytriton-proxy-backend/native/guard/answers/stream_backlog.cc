@@ -28,7 +28,7 @@ void StreamBacklog::Add(uint64_t bytes) {
   given_.fetch_add(size, std::memory_order_seq_cst);
 }
 
-// With the lock.
+// Called with the lock.
 uint64_t StreamBacklog::Pop(uint64_t count) {
   uint64_t size = 0;
   for (; count > 0 && !sizes_.empty(); --count) {
@@ -47,8 +47,8 @@ void StreamBacklog::Write(uint64_t bytes, uint64_t count) {
       const uint64_t of_front = std::exchange(of_front_, 0);
       taken_ += size - std::min(size, of_front);
     }
-    // A part of a large response, which waits as before. As JSON it is several times as large as its tensors, and a
-    // caller who takes that takes something to the end.
+    // This is a part of a large response, which waits as before. As JSON it is several times as large as its tensors,
+    // and a caller who reads part of it will read the rest.
     if (count == 0 && !sizes_.empty()) {
       taken_ += bytes;
       of_front_ += bytes;
@@ -96,7 +96,7 @@ uint64_t StreamBacklog::SeeTaken() {
   const std::lock_guard<std::mutex> lock(mutex_);
   uint64_t taken = taken_;
   int unsent = 0;
-  // As large for its bytes on the way as all that was written.
+  // Bytes in the socket count in the same proportion as all bytes that were written.
   if (fd_ >= 0 && written_ > 0 && ioctl(fd_, SIOCOUTQ, &unsent) == 0 && unsent > 0) {
     const double share = static_cast<double>(unsent) / static_cast<double>(written_);
     taken -= static_cast<uint64_t>(std::min(share, 1.0) * static_cast<double>(taken));
@@ -112,7 +112,7 @@ void StreamBacklog::WakeBelow(uint64_t bytes, int event_fd) {
     event_fd_ = event_fd;
     is_watched_.store(event_fd >= 0, std::memory_order_seq_cst);
   }
-  // It may have been taken before anybody was to be told.
+  // The caller may have read it before the event was set.
   Wake();
 }
 
@@ -121,7 +121,7 @@ void StreamBacklog::Wake() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (event_fd_ < 0 || waiting() > below_) return;
   const uint64_t one = 1;
-  // The count of an event that is full wakes as well.
+  // If the event's count is full, it wakes as well.
   [[maybe_unused]] const ssize_t written = write(event_fd_, &one, sizeof(one));
   event_fd_ = -1;
   is_watched_.store(false, std::memory_order_seq_cst);

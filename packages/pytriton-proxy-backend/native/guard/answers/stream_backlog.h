@@ -1,9 +1,9 @@
-// What was given to a front end for the caller of one stream, and is not written to the caller's socket yet.
+// The responses of one stream that a front end has got and not yet written to its caller's socket.
 //
-// A front end keeps responses for a caller who reads slowly, without a limit. Backends of ours ask here how much that is,
-// and do not go on with a stream before its caller has taken most of it: see ../proxy/stream_pace.h.
+// A front end keeps any number of responses for a caller who reads slowly. So our backends ask here how many bytes
+// wait, and pause the stream until its caller has read most of them: see ../proxy/stream_pace.h.
 //
-// All is counted in bytes of responses as a backend gives them, each with `kLeast` at least.
+// Everything is counted in the backend's bytes of responses, each of which counts at least `kLeast`.
 #pragma once
 
 #include <atomic>
@@ -16,28 +16,28 @@ namespace pytriton::guard {
 
 class StreamBacklog {
  public:
-  // A response, of whatever size, takes at least so much: objects of the server, and what is around it on the wire.
+  // What a response of any size takes at least, with the server's objects and its framing.
   static constexpr uint64_t kLeast = 1024;
 
-  // A response was given to the front end, which writes them in their order.
+  // The front end, which writes responses in order, got another one.
   void Add(uint64_t bytes);
   // A front end that writes to the caller's socket has written `bytes` more, which complete `count` responses.
   void Write(uint64_t bytes, uint64_t count);
-  // A front end that hands responses on to another has handed on `count`; the other reports by `Hold` how many bytes it
-  // keeps for the caller.
+  // A front end that passes responses on to another one has passed on `count`; the other one reports by `Hold` how many
+  // bytes it keeps for the caller.
   void Pass(uint64_t count);
   void Hold(uint64_t bytes);
-  // The socket, by which is seen what of the written bytes has left the system; until `End`. -1: nobody's.
+  // Sets the socket, which is asked how many written bytes have left the system, until `End`. -1 for none.
   void SetSocket(int fd);
-  // The caller has gone: nothing waits for it, nor will.
+  // The caller has left, so nothing waits for it from now on.
   void End();
 
   uint64_t waiting() const {
     return given_.load(std::memory_order_seq_cst) + held_.load(std::memory_order_seq_cst);
   }
-  // How much the caller has taken since the begin. What is in the buffers of the system's socket is not among it.
+  // How much the caller has read since the beginning, without what still lies in the socket's buffers.
   uint64_t SeeTaken();
-  // Has an event be written to `event_fd`, once, when no more than `bytes` wait; -1: no more.
+  // Lets an event be written to `event_fd`, once, when no more than `bytes` wait; -1 cancels this.
   void WakeBelow(uint64_t bytes, int event_fd);
 
  private:
@@ -49,22 +49,21 @@ class StreamBacklog {
   std::atomic<bool> is_watched_{false};
   std::mutex mutex_;  // guards everything below
   bool has_ended_ = false;
-  std::deque<uint64_t> sizes_;  // of what was given and is not whole with the caller
+  std::deque<uint64_t> sizes_;  // responses that their caller does not have completely
   uint64_t taken_ = 0;
-  uint64_t of_front_ = 0;  // how much of the first of `sizes_` is among it
-  uint64_t written_ = 0;   // bytes, as they were written
-  uint64_t seen_ = 0;      // what `SeeTaken` has said
+  uint64_t of_front_ = 0;  // how much of it belongs to the first of `sizes_`
+  uint64_t written_ = 0;   // bytes as they were written
+  uint64_t seen_ = 0;      // the last result of `SeeTaken`
   int fd_ = -1;
   uint64_t below_ = 0;
   int event_fd_ = -1;
 };
 
-// A backend has said that it sends a response in this thread now, and how large it is. Whoever takes it says which stream
-// that belongs to.
+// A response that a backend is sending in this thread, with its size. Whoever takes it says to which stream it belongs.
 class GivenResponse {
  public:
   static void Announce(uint64_t bytes, bool wants_stream);
-  // How large it is; 0 where it was not announced. For the first who asks.
+  // Its size, for the first who asks; 0 if it was not announced.
   static uint64_t TakeBytes();
   static void Note(const std::shared_ptr<StreamBacklog>& stream);
   static std::shared_ptr<StreamBacklog> TakeStream();

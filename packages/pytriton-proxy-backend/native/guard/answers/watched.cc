@@ -16,19 +16,19 @@ namespace {
 constexpr uint32_t kFirstDim = 2;   // TRITONSERVER_BATCH_FIRST_DIM
 constexpr uint32_t kDecoupled = 2;  // TRITONSERVER_TXN_DECOUPLED
 
-// Stands in front of a front end's callback for the responses of a request, until the last has come.
+// Replaces a front end's callback for the responses of a request, until the last one has come.
 struct WatchedResponses {
   void (*next)(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user);
   void* user;
   std::shared_ptr<RequestOutcome> request;
   const TRITONSERVER_InferenceRequest* made;
-  int connection;  // over HTTP; -1: over gRPC
+  int connection;  // the descriptor for HTTP; -1 for gRPC
 };
 
-// What stands in front of the response callback of the request that this thread is making, until Triton gets the request.
+// Belongs to the request that this thread is making, until Triton gets that request.
 thread_local WatchedResponses* t_watched = nullptr;
 
-// The request that this thread makes, and how many samples its last input has, if it has a batch axis.
+// The request that this thread is making, and the samples of its last input, if that has a batch axis.
 struct Samples {
   const TRITONSERVER_InferenceRequest* request = nullptr;
   uint64_t count = 0;
@@ -64,7 +64,7 @@ std::vector<OutputRows> RowsOf(TRITONSERVER_InferenceResponse* response, uint64_
   return all;
 }
 
-// Before Triton has a request to `generate`: what is to be known of its responses.
+// Notes, before Triton has a request to `generate`, what must be known of its responses.
 void ExpectResponses(TRITONSERVER_Server* server, const TRITONSERVER_InferenceRequest* made, RequestOutcome* request) {
   if (request->generate == nullptr || request->is_stream || g_triton.properties == nullptr) return;
   if (g_triton.batch_properties == nullptr || g_triton.output_count == nullptr || g_triton.output == nullptr) return;
@@ -82,7 +82,7 @@ void ExpectResponses(TRITONSERVER_Server* server, const TRITONSERVER_InferenceRe
   request->responses = std::make_unique<GenerateResponses>(generate.model, samples, is_decoupled);
 }
 
-// One that nobody takes, nor any that follows: the model is to end.
+// Drops a response that is not wanted, like all that follow, so the model is asked to end.
 void DropResponse(const WatchedResponses& watched, TRITONSERVER_InferenceResponse* response) {
   watched.request->Note(Outcome::kInvalid);
   IsError(g_triton.delete_response(response));
@@ -113,20 +113,20 @@ void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags,
   }
   if (is_final) {
     request->Conclude();
-    // The status of such a response was written when it began.
+    // The status of a stream was written when it began.
     if (request->is_stream) request->CountNotedOr(Outcome::kOk);
   }
   watched->next(response, flags, watched->user);
 }
 
-// The request whose responses a front end is about to ask for: that of the HTTP connection which this thread handles,
-// or one that the front end for gRPC has handed on.
+// Returns the request for whose responses a front end is about to ask: that of the HTTP connection which this thread
+// handles, or one that the front end for gRPC has passed on.
 std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_InferenceRequest* request) {
   if (const int fd = HandledConnection(guard); fd >= 0) {
     const Connection* const connection = guard->connections.FindKnown(fd);
     if (connection == nullptr || connection->unanswered.empty()) return nullptr;
     const auto& found = connection->unanswered.front();
-    // Such as one of a front end of Triton's for a cloud.
+    // This may be a request of Triton's front end for a cloud, for example.
     return found == nullptr || found->is_plain ? nullptr : found;
   }
   grpc::FrontEnd* const front_end = ActiveFrontEnd();
@@ -149,7 +149,7 @@ TRITONSERVER_Error* WatchResponses(SetCallbackFunction next, TRITONSERVER_Infere
       WatchedResponses{on_response, user, std::move(outcome), request, HandledConnection(guard)});
   TRITONSERVER_Error* const error = next(request, allocator, allocator_user, OnWatchedResponse, watched.get());
   if (error != nullptr) return error;
-  // Deletes that of an earlier request which was never handed to Triton: its callback will not be called.
+  // An earlier request was never handed to Triton, so its callback will not be called; it is deleted.
   delete std::exchange(t_watched, watched.release());
   return nullptr;
 }
@@ -171,8 +171,9 @@ TRITONSERVER_Error* SubmitWatched(SubmitFunction next, TRITONSERVER_Server* serv
   return error;
 }
 
-// Triton makes a parameter of each name of a request to `generate` that is no input. A model that reads none would answer
-// as if the name was right. What stands among `parameters` is meant as such. Null where nothing is wrong.
+// Triton makes a parameter of each name in a request to `generate` that is no input, so a model that reads none would
+// answer as if a misspelt name was right. Names in `parameters` are meant as parameters. Returns null if nothing is
+// wrong.
 TRITONSERVER_Error* CheckName(const TRITONSERVER_InferenceRequest* request, const char* name) {
   Guard* guard = Active();
   if (guard == nullptr || name == nullptr || guard->limits.generate_extra_names != 0 || HandledConnection(guard) < 0) return nullptr;
@@ -180,7 +181,7 @@ TRITONSERVER_Error* CheckName(const TRITONSERVER_InferenceRequest* request, cons
   if (outcome == nullptr || outcome->generate == nullptr) return nullptr;
   GenerateRequest& generate = *outcome->generate;
   if (!generate.own_names) {
-    // Once: there may be very many names.
+    // This is asked only once, because there may be very many names.
     const bool has_parameters = guard->models.HasParameters(generate.model, generate.version);
     generate.own_names = has_parameters ? OwnNames() : OwnNames(generate.body);
   }

@@ -1,4 +1,4 @@
-// Requests that this process hands to Triton, each with the caller whose leaving cancels it: see http_callers.h.
+// Requests that this process hands to Triton, with the callers for whom they are cancelled: see http_callers.h.
 #pragma once
 
 #include "../triton.h"
@@ -7,9 +7,9 @@ namespace pytriton::guard {
 
 struct Guard;
 
-// This thread is about to read or write a connection over HTTP: the request that it makes next is of that one.
+// This thread is about to read or write an HTTP connection; the next request that it makes belongs to that connection.
 void BeginHandling(Guard* guard, int fd);
-// This thread is about to hand a request to Triton. Returns the connection over HTTP that it is of, or -1.
+// This thread is about to hand a request to Triton. Returns its HTTP connection, or -1.
 int BeginSubmission(TRITONSERVER_InferenceRequest* request);
 // Triton has the request, or refused it.
 void EndSubmission(TRITONSERVER_InferenceRequest* request, int connection, bool is_submitted);

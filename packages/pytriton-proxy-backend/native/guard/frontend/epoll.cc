@@ -11,7 +11,7 @@
 namespace pytriton::guard {
 namespace {
 
-// The epoll at which this thread has waited last; and what keeps the connections of one, null before the first.
+// The epoll for which this thread waited last, and the object that keeps the connections of one; null at first.
 thread_local int t_epoll = -1;
 thread_local HttpPoll* t_http_poll = nullptr;
 
@@ -30,7 +30,8 @@ int NextEpollWait(int epoll, epoll_event* events, int most, int timeout_ms) {
   return next(epoll, events, most, timeout_ms);
 }
 
-// What came of a connection while its request is served. A caller who sends no more has left, as to most servers.
+// Handles what came of a connection whose request is being served. A caller that has closed its sending side counts as
+// gone, as in most servers.
 uint32_t OnUnwanted(int fd, uint32_t events) {
   char byte;
   if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0 && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 0) {
@@ -38,7 +39,7 @@ uint32_t OnUnwanted(int fd, uint32_t events) {
   }
   Guard* const guard = Active();
   const Connection* const connection = guard->connections.FindKnown(fd);
-  // The guard itself ends what it reads of one that it has refused behind a request that is served.
+  // The guard itself has ended the reading side of a connection that it refused behind a request that is being served.
   if (connection != nullptr && connection->is_refused) return 0;
   if (connection != nullptr) CountLeft(*connection);
   guard->callers.OnLeave(guard->connections.TakeRequest(fd), fd);
@@ -78,7 +79,7 @@ int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms) {
 
 namespace {
 
-// What keeps a connection in the epoll of this thread; null where the kernel alone does.
+// Returns the object that keeps a connection in the epoll of this thread; null if only the kernel does.
 HttpPoll* PollOf(const Interest* interest) {
   HttpPoll* const poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
   return poll == t_http_poll ? poll : nullptr;

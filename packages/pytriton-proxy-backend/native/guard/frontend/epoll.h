@@ -1,24 +1,24 @@
-// The epolls of the threads that serve HTTP, each with what keeps its connections: see http_poll.h.
+// The epolls of the threads that serve HTTP, each with the object that keeps its connections: see http_poll.h.
 #pragma once
 
 #include <sys/epoll.h>
 
 namespace pytriton::guard {
 
-// As epoll_ctl and epoll_wait, of any epoll.
+// Work like epoll_ctl and epoll_wait, for any epoll.
 int ControlEpoll(int epoll, int operation, int fd, epoll_event* event);
 int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms);
-// Whether this thread waits by the latter, without which nobody sees that callers leave.
+// Whether this thread waits by `WaitEpoll`, without which nobody notices that callers leave.
 bool WaitsHere();
 
-// Whether this thread can be told that a connection is to be read whatever the kernel has of it. Where it cannot, the guard
-// holds no whole requests back. The others do nothing then; see http_poll.h.
+// Whether this thread can be made to read a connection for which the kernel reports nothing. If not, the guard holds no
+// whole requests back, and the functions below do nothing; see http_poll.h.
 bool CanSayReadable(int fd);
 void SayReadable(int fd);
 void PauseReading(int fd);
 void ResumeReading(int fd);
 
-// A connection is about to be closed, or a new one has its number.
+// A connection is about to be closed, or a new one has its descriptor.
 void ForgetInterest(int fd);
 
 }  // namespace pytriton::guard

@@ -8,8 +8,8 @@ namespace pytriton::guard {
 // Starts it, unless the settings or the server's options leave gRPC to Triton.
 void StartFrontEnd(Guard& guard, int argc, char** argv);
 
-// A copy of a listener that a forked child of the starter may hold, or that waits in a message which nobody reads, is to
-// listen no longer than this server.
+// Makes a listener stop listening when this server does, even if a forked child of the starter, or an unread message,
+// still holds a copy of it.
 void EndListener(int fd);
 
 }  // namespace pytriton::guard

@@ -23,10 +23,10 @@ void HttpCallers::Mark(const TRITONSERVER_InferenceRequest* request, int fd, boo
   Shard& shard = ShardOf(request);
   const std::lock_guard<std::mutex> lock(shard.mutex);
   const auto found = shard.entries.find(request);
-  // It may be answered and gone, and one of another connection have its address.
+  // The request may be answered and gone, and another connection's request may have its address.
   if (found == shard.entries.end() || found->second.fd != fd) return;
   found->second.*mark = true;
-  // With the lock, for which its deletion waits.
+  // This holds the lock, for which the deletion of the request waits.
   if (found->second.is_submitted && found->second.has_left) cancel_(found->second.request);
 }
 

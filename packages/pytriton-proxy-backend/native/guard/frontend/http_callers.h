@@ -1,7 +1,7 @@
-// Which request in Triton belongs to which HTTP connection, so that it is cancelled when its caller leaves.
+// Which request in Triton belongs to which HTTP connection, so that a request is cancelled when its caller leaves.
 //
-// The front end asks for nothing from a connection while its request is served, and would notice that the caller has left
-// when it writes the response.
+// The front end reads nothing from a connection while it serves the connection's request, so by itself it notices only
+// when it writes the response that the caller has left.
 #pragma once
 
 #include <array>
@@ -15,16 +15,16 @@ namespace pytriton::guard {
 
 class HttpCallers {
  public:
-  // What cancels a request, which Triton has and which is not deleted; it only sets a mark.
+  // Cancels a request that Triton has and that is not deleted; it only sets a mark.
   using Cancel = void (*)(TRITONSERVER_InferenceRequest* request);
   explicit HttpCallers(Cancel cancel) : cancel_(cancel) {}
 
-  // A request is about to be handed to Triton for a connection, and Triton has taken it.
+  // A request is about to be handed to Triton for a connection; then Triton has taken it.
   void OnSubmit(TRITONSERVER_InferenceRequest* request, int fd);
   void OnSubmitted(TRITONSERVER_InferenceRequest* request, int fd);
-  // A request is about to be deleted, in whatever thread.
+  // A request is about to be deleted, in any thread.
   void OnDelete(const TRITONSERVER_InferenceRequest* request);
-  // The caller of a connection has left, whose last request this was, or null.
+  // The caller of a connection has left; `request` is its last request, or null.
   void OnLeave(const TRITONSERVER_InferenceRequest* request, int fd);
 
  private:
@@ -41,7 +41,7 @@ class HttpCallers {
   Shard& ShardOf(const TRITONSERVER_InferenceRequest* request) {
     return shards_[(reinterpret_cast<uintptr_t>(request) >> 6) % shards_.size()];
   }
-  // Marks what has come to pass with a request, and cancels it where both have.
+  // Notes an event of a request, and cancels the request once both events have happened.
   void Mark(const TRITONSERVER_InferenceRequest* request, int fd, bool Entry::*mark);
 
   const Cancel cancel_;

@@ -12,7 +12,7 @@ bool IsPlain(int fd, const epoll_event* event) {
          event->data.u64 == static_cast<uint64_t>(fd);
 }
 
-// What the kernel is to watch for, of what the front end wants.
+// The events for which the kernel watches, out of those that the front end wants.
 uint32_t Allowed(const Interest& interest, uint32_t wanted) {
   return interest.is_paused ? (wanted & ~uint32_t{EPOLLIN}) | EPOLLRDHUP : wanted;
 }
@@ -38,7 +38,7 @@ int HttpPoll::Control(Interest* interest, int operation, int fd, epoll_event* ev
     return 0;
   }
   if (!IsPlain(fd, event)) {
-    // Nothing that the front end is known to ask for: the kernel's alone from here on.
+    // The front end asks for something unknown, so only the kernel keeps this connection from now on.
     if (Watch(interest, fd, 0) != 0) return -1;
     Want(interest, 0);
     interest->is_paused = false;
@@ -47,7 +47,7 @@ int HttpPoll::Control(Interest* interest, int operation, int fd, epoll_event* ev
   }
   const bool is_said = is_own_thread && (event->events & EPOLLOUT) != 0;
   const bool is_readable = interest->is_readable && (event->events & EPOLLIN) != 0;
-  // The thread of this epoll may be asleep: a connection that can be written wakes it.
+  // The thread of this epoll may be asleep; that the connection can be written wakes it.
   const uint32_t wakes = is_readable && !is_own_thread ? uint32_t{EPOLLOUT} : 0;
   if (!is_said && Watch(interest, fd, Allowed(*interest, event->events) | wakes) != 0) {
     if (!is_added) {
@@ -65,7 +65,7 @@ int HttpPoll::Control(Interest* interest, int operation, int fd, epoll_event* ev
 int HttpPoll::Wait(epoll_event* events, int most, int timeout_ms) {
   int readable = 0;
   int told = Tell(events, most, &readable);
-  // Callers that have sent many requests ahead are not served before all others: the kernel is asked as well.
+  // The kernel is asked as well, so that callers that have sent many requests ahead are not served before all others.
   if (told > 0 && (readable == 0 || told == most)) return told;
   const int count = system_.wait(epoll_, events + told, most - told, readable > 0 ? 0 : timeout_ms);
   if (count <= 0) return told > 0 ? told : count;
@@ -73,7 +73,7 @@ int HttpPoll::Wait(epoll_event* events, int most, int timeout_ms) {
   return told == 0 ? Fail(EINTR) : told;
 }
 
-// Leaves out of what the kernel has told what the front end does not want; returns how much is left.
+// Removes from the kernel's events those that the front end does not want; returns how many are left.
 int HttpPoll::Filter(epoll_event* events, int count) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const epoll_event* const end = std::remove_if(events, events + count, [this](epoll_event& event) {
@@ -81,11 +81,11 @@ int HttpPoll::Filter(epoll_event* events, int count) {
     Interest* const interest = event.data.u64 == static_cast<uint64_t>(fd) ? Find(fd) : nullptr;
     if (interest == nullptr) return false;
     if (interest->wanted != 0) {
-      // The front end learns that a caller has left when it reads.
+      // The front end learns when it reads that a caller has left.
       if ((event.events & EPOLLRDHUP) != 0) event.events = (event.events & ~uint32_t{EPOLLRDHUP}) | EPOLLIN;
       return false;
     }
-    // A caller sends more, or leaves, before it has its response: the front end learns of it when it reads again.
+    // A caller sends more, or leaves, before it has its response; the front end learns this when it reads again.
     Watch(interest, fd, system_.on_unwanted(fd, event.events));
     return true;
   });
@@ -101,7 +101,7 @@ void HttpPoll::SayReadable(Interest* interest, int fd) {
 void HttpPoll::PauseReading(Interest* interest, int fd) {
   const std::lock_guard<std::mutex> lock(mutex_);
   interest->is_paused = true;
-  // What is about to be said to be writable is not known to the kernel.
+  // The kernel does not watch a connection that will be reported as writable.
   if (interest->watched != 0) Watch(interest, fd, Allowed(*interest, interest->watched));
 }
 
@@ -110,7 +110,7 @@ void HttpPoll::ResumeReading(Interest* interest, int fd) {
   interest->is_paused = false;
   if ((interest->wanted & EPOLLIN) == 0) return;
   if (Watch(interest, fd, (interest->watched & ~uint32_t{EPOLLRDHUP}) | EPOLLIN) == 0) return;
-  // The kernel does not tell: it is read at once.
+  // The kernel will not report it, so it is read at once.
   if (!std::exchange(interest->is_readable, true)) to_read_.push_back(fd);
 }
 
@@ -125,13 +125,13 @@ void HttpPoll::Forget(Interest* interest, int fd) {
   interest->poll.store(nullptr, std::memory_order_release);
 }
 
-// What is wanted of a connection that is kept here; null for any other descriptor.
+// Returns what is wanted of a connection that is kept here; null for any other descriptor.
 Interest* HttpPoll::Find(int fd) const {
   Interest* const interest = system_.find(fd);
   return interest != nullptr && interest->poll.load(std::memory_order_acquire) == this ? interest : nullptr;
 }
 
-// Has the kernel watch for these events and no others.
+// Makes the kernel watch for these events and no others.
 int HttpPoll::Watch(Interest* interest, int fd, uint32_t events) const {
   if (events == interest->watched) return 0;
   epoll_event event{};
@@ -153,7 +153,7 @@ void HttpPoll::SayWritable(Interest* interest, int fd) {
   to_say_.push_back(fd);
 }
 
-// Says which connections can be written and read; returns how many, of which `readable` can be read.
+// Reports connections that can be written and read; returns how many, `readable` of which can be read.
 int HttpPoll::Tell(epoll_event* events, int most, int* readable) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int writable = TellWritable(events, most);
@@ -165,7 +165,8 @@ int HttpPoll::TellWritable(epoll_event* events, int most) {
   for (const int fd : said_) {
     Interest* const interest = Find(fd);
     if (interest == nullptr || interest->is_to_be_said || (interest->wanted & EPOLLOUT) == 0) continue;
-    // The system did not take all. Where the kernel can watch no more, it is tried until it does.
+    // The system did not take everything. If the kernel cannot watch more, the connection is reported again until it
+    // can.
     if (Watch(interest, fd, Allowed(*interest, interest->wanted)) != 0) SayWritable(interest, fd);
   }
   said_.clear();
@@ -183,7 +184,7 @@ int HttpPoll::TellWritable(epoll_event* events, int most) {
   return told;
 }
 
-// A connection that the front end does not want now is said to be readable when it does.
+// Reports connections as readable; one that the front end does not want now is reported when it does.
 int HttpPoll::TellReadable(epoll_event* events, int most) {
   int told = 0;
   auto next = to_read_.begin();

@@ -20,16 +20,17 @@ namespace pytriton::guard {
 
 class HttpPoll;
 
-// What is wanted of a connection, and what the kernel knows of that. All but `poll` is for who has the lock of that.
+// What the front end wants of a connection, and what the kernel watches. Guarded by the lock of `poll`, except for
+// `poll` itself.
 struct Interest {
-  std::atomic<HttpPoll*> poll{nullptr};  // that keeps it; null: it is the kernel's alone
-  uint32_t wanted = 0;                   // by the front end; 0: it has removed the connection, or not added it
+  std::atomic<HttpPoll*> poll{nullptr};  // the object that keeps it; null if only the kernel does
+  uint32_t wanted = 0;                   // by the front end; 0 if it has removed the connection, or not added it
   uint32_t watched = 0;                  // by the kernel
-  bool is_to_be_said = false;            // to be writable, by the next wait
-  bool is_readable = false;              // whatever the kernel has: to be said as soon as the front end wants it
-  bool is_paused = false;                // nothing of it is to be read; that its caller leaves is said all the same
+  bool is_to_be_said = false;            // the next wait reports it as writable
+  bool is_readable = false;              // to be reported as soon as the front end wants it, whatever the kernel says
+  bool is_paused = false;                // nothing is read from it; that its caller leaves is still reported
 
-  // Forgets all that is left of a connection before, where none keeps it.
+  // Forgets everything about an earlier connection, if no object keeps it.
   void Begin() {
     if (poll.load(std::memory_order_acquire) != nullptr) return;
     wanted = watched = 0;
@@ -37,11 +38,12 @@ struct Interest {
   }
 };
 
-// The epoll of a thread of the front end, which waits at it. Lasts as long as the process, as that thread does nearly.
+// The epoll of one thread of the front end, which waits for it. It is never destroyed, because the thread runs nearly
+// as long as the process.
 class HttpPoll {
  public:
-  // The functions that this stands in front of, and one that returns what is wanted of a connection; null for any other
-  // descriptor. The last is told of what came of a connection while nothing was wanted, and returns what else to watch for.
+  // The system's functions, and one that returns what is wanted of a connection; null for any other descriptor. The
+  // last one is told what came of a connection while nothing was wanted, and returns what else to watch for.
   struct System {
     int (*control)(int epoll, int operation, int fd, epoll_event* event);
     int (*wait)(int epoll, epoll_event* events, int most, int timeout_ms);
@@ -55,17 +57,18 @@ class HttpPoll {
 
   // Whether a connection can be kept from this call of epoll_ctl on.
   static bool CanKeep(int operation, int fd, const epoll_event* event);
-  // As epoll_ctl, for a connection that is kept here, or can be. What other threads want the kernel is told at once: the
-  // thread of this epoll may be asleep.
+  // Works like epoll_ctl for a connection that is kept here, or can be. What other threads want is passed to the kernel
+  // at once, because the thread of this epoll may be asleep.
   int Control(Interest* interest, int operation, int fd, epoll_event* event, bool is_own_thread);
   // Works as epoll_wait, in the thread of this epoll. Fails with EINTR if it turns out that there is nothing to report.
   int Wait(epoll_event* events, int most, int timeout_ms);
-  // Says by a next wait that a connection can be read. In the thread of this epoll, as the two below.
+  // Lets one of the next waits report that a connection can be read. To be called in the thread of this epoll, like the
+  // two below.
   void SayReadable(Interest* interest, int fd);
-  // Has the kernel tell of a connection only that its caller leaves, until it is resumed.
+  // Lets the kernel report of a connection only that its caller leaves, until it is resumed.
   void PauseReading(Interest* interest, int fd);
   void ResumeReading(Interest* interest, int fd);
-  // Forgets a connection: it is about to be closed, or another one has its number.
+  // Forgets a connection that is about to be closed, or whose descriptor has a new connection.
   void Forget(Interest* interest, int fd);
 
  private:
@@ -81,9 +84,9 @@ class HttpPoll {
   const int epoll_;
   const System system_;
   std::mutex mutex_;
-  std::vector<int> to_say_;  // connections that the next wait says are writable
-  std::vector<int> said_;    // of which the last one has said so
-  std::vector<int> to_read_;  // connections that the next wait says are readable, where they are wanted
+  std::vector<int> to_say_;  // connections that the next wait reports as writable
+  std::vector<int> said_;    // those that the last wait has reported
+  std::vector<int> to_read_;  // connections that the next wait reports as readable, if they are wanted
 };
 
 }  // namespace pytriton::guard

@@ -12,11 +12,11 @@
 namespace pytriton::guard {
 namespace {
 
-// More than one message (17 bytes) each, so that a pipe with the former is not taken while there is one with the latter.
+// More than one message (17 bytes) for each pipe, so that no such pipe is chosen while another one has a small number.
 constexpr int kBusy = 64;
 constexpr int kFull = 128;
 
-// Connections of each thread before another one is used.
+// Each thread gets so many connections before another one is used.
 constexpr size_t kFilled = 4;
 
 bool IsPipe(int fd) {
@@ -36,13 +36,13 @@ ThreadLoad* NewLoad() {
 
 void HttpThreads::OnAccept(int connection) {
   connection_ = connection;
-  // Chosen before the search: while it goes on, other threads close connections.
+  // The thread is chosen before the search, because other threads close connections during it.
   const Thread* const chosen = Choose();
   chosen_pipe_ = chosen == nullptr ? -1 : chosen->pipe;
 }
 
 const HttpThreads::Thread* HttpThreads::Choose() const {
-  // Other threads close connections meanwhile, so each number is read once.
+  // Each number is read once, because other threads close connections meanwhile.
   std::vector<int> loads;
   for (const Thread& thread : threads_) loads.push_back(thread.load->load(std::memory_order_relaxed));
   const int all = std::accumulate(loads.begin(), loads.end(), 0);
@@ -55,7 +55,8 @@ std::optional<HttpThreads::Answer> HttpThreads::Ask(int pipe) {
   auto asked =
       std::find_if(threads_.begin(), threads_.end(), [pipe](const Thread& thread) { return thread.pipe == pipe; });
   if (chosen_pipe_ < 0) {
-    // The first connection goes to the first thread. No pipe is said to be empty, so that the search shows them all.
+    // The first connection goes to the first thread. No pipe is reported as empty, so that the search passes all of
+    // them.
     if (asked != threads_.end() || !IsPipe(pipe)) return std::nullopt;
     threads_.push_back({pipe, NewLoad()});
     return threads_.size() == 1 ? Answer{kBusy, threads_.front().load} : Answer{kFull, nullptr};

@@ -14,24 +14,24 @@
 
 namespace pytriton::guard {
 
-// How many connections a thread has. Never freed: who closes a connection may be any thread, at any time.
+// How many connections a thread has. Never freed, because any thread may close a connection at any time.
 using ThreadLoad = std::atomic<int>;
 
-// The threads of one front end; for the one thread that accepts its connections.
+// The threads of one front end. Used by the one thread that accepts its connections.
 class HttpThreads {
  public:
   explicit HttpThreads(unsigned processors) : least_(std::max(processors, 1u)) {}
 
   struct Answer {
-    int bytes;           // that are said to wait in the pipe
-    ThreadLoad* chosen;  // of this pipe's thread if it gets the connection, else null
+    int bytes;           // how many bytes are reported for the pipe
+    ThreadLoad* chosen;  // the load of this pipe's thread if it gets the connection, otherwise null
   };
 
-  // A connection was accepted, and the front end is about to ask for a thread.
+  // A connection was accepted, and the front end is about to look for a thread.
   void OnAccept(int connection);
-  // Answers the question for one pipe; nothing if it is not about a thread of the front end.
+  // Answers the question about one pipe; empty if it is not about a thread of the front end.
   std::optional<Answer> Ask(int pipe);
-  // The connection that a thread is looked for, or -1.
+  // The connection for which a thread is being looked for, or -1.
   int connection() const { return connection_; }
 
  private:
@@ -40,10 +40,10 @@ class HttpThreads {
     ThreadLoad* load;
   };
 
-  // The one that gets the next connection; null before the first.
+  // The thread that gets the next connection; null before the first.
   const Thread* Choose() const;
 
-  const size_t least_;  // threads that are used as soon as there are so many connections
+  const size_t least_;  // so many threads are used as soon as there are as many connections
   std::vector<Thread> threads_;
   int chosen_pipe_ = -1;  // -1 for the first connection
   int connection_ = -1;

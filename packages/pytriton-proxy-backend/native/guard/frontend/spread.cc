@@ -9,8 +9,8 @@
 namespace pytriton::guard {
 namespace {
 
-// The threads of the front end whose connections this thread accepts; null in other threads. They are never freed, as
-// those threads never end.
+// The front end's threads for which this thread accepts connections; null in other threads. They are never freed,
+// because these threads never end.
 thread_local HttpThreads* t_http_threads = nullptr;
 
 }  // namespace

@@ -17,7 +17,7 @@ std::mutex& WritingOf(int fd) {
   return mutexes[static_cast<size_t>(fd) % mutexes.size()];
 }
 
-// Sends GOAWAY ahead of what is sent next, once. False where the system takes no more for now.
+// Sends GOAWAY, once, before what is sent next. Returns false if the system takes no more for now.
 bool SayGoodbye(Connection* connection, int fd, uint32_t last_stream) {
   const auto frame = GoAway(last_stream);
   size_t& done = connection->goodbye_bytes;
@@ -56,7 +56,7 @@ ssize_t ReceiveGrpc(int fd, msghdr* message, int flags) {
   if (!guard->listeners.has_left() || connection->received.last_stream() == last_stream) return size;
   const std::lock_guard<std::mutex> lock(WritingOf(fd));
   if (connection->sent.is_between_frames()) {
-    // The request has not been served, so its caller sends it again, over another connection.
+    // The request was not served, so its caller repeats it over another connection.
     connection->goodbye_bytes = 0;
     SayGoodbye(connection, fd, last_stream);
     return 0;

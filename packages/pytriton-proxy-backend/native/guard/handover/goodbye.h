@@ -1,4 +1,5 @@
-// Connections over gRPC to Triton's own front end: callers of a server that is replaced are told to open another one.
+// Connections to Triton's own front end for gRPC: callers of a server that is being replaced are told to open another
+// one.
 #pragma once
 
 #include <sys/socket.h>
@@ -6,7 +7,7 @@
 
 namespace pytriton::guard {
 
-// As sendmsg and recvmsg, of any descriptor.
+// Work like sendmsg and recvmsg, for any descriptor.
 ssize_t SendGrpc(int fd, const msghdr* message, int flags);
 ssize_t ReceiveGrpc(int fd, msghdr* message, int flags);
 

@@ -38,7 +38,7 @@ void Http2Frames::EndHeader() {
   const uint32_t stream = (static_cast<uint32_t>(header_[5]) << 24 | static_cast<uint32_t>(header_[6]) << 16 |
                            static_cast<uint32_t>(header_[7]) << 8 | header_[8]) &
                           kAnyStream;
-  // Each side begins with its settings.
+  // Each side begins with its settings, so this is not HTTP/2.
   if (!is_http2_ && (header_[3] != kSettings || stream != 0)) is_other_ = true;
   is_http2_ = !is_other_;
   if (header_[3] == kHeaders) last_stream_ = std::max(last_stream_, stream);

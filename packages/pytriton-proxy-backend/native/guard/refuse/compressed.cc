@@ -14,12 +14,12 @@ namespace {
 
 constexpr int kStreamError = -2;  // Z_STREAM_ERROR
 
-// What this thread decompresses, until a request is made of it.
+// What this thread has decompressed, until it becomes a request.
 struct Decompression {
   const z_stream_s* stream = nullptr;
   JsonScan json;
-  uint64_t bytes = 0;    // that came out
-  uint64_t charged = 0;  // of the memory in flight
+  uint64_t bytes = 0;    // bytes of decompressed data
+  uint64_t charged = 0;  // of these, those counted in the memory in flight
 };
 thread_local Decompression t_decompression;
 
@@ -37,7 +37,7 @@ int Inflate(z_stream_s* stream, int flush, int (*next)(z_stream_s*, int)) {
                " bytes, the limit max_request_bytes of the guard");
     return kStreamError;
   }
-  // The front end for gRPC decompresses in threads of its own, and gives the memory back.
+  // The front end for gRPC decompresses in threads of its own, and frees the memory.
   if (!t_reads_http) return result;
   if (before == 0 || t_decompression.stream != stream) {
     ForgetDecompressed(guard);
@@ -71,7 +71,7 @@ void ForgetDecompressed(Guard* guard) {
 
 uint64_t ClaimDecompressed(const TRITONSERVER_InferenceRequest* request) {
   const uint64_t charged = std::exchange(t_decompression.charged, 0);
-  // Before the call: the request may be gone after it.
+  // This comes before the call, because the request may be gone after it.
   if (charged > 0) large_requests().Add(request, charged);
   return std::exchange(t_decompression.bytes, 0);
 }

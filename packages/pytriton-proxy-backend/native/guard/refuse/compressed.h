@@ -1,11 +1,11 @@
-// Compressed requests: what they grow to, and the JSON in them.
+// Compressed requests: limits what they grow to, and examines the JSON in them.
 #pragma once
 
 #include <cstdint>
 
 #include "../triton.h"
 
-// The begin of zlib's z_stream, which has not changed since 1995.
+// The beginning of zlib's z_stream, which has not changed since 1995.
 struct z_stream_s {
   unsigned char* next_in;
   unsigned avail_in;
@@ -19,20 +19,21 @@ namespace pytriton::guard {
 
 struct Guard;
 
-// As zlib's inflate, which is `next`, called by the front end for HTTP.
+// Works like zlib's inflate, which is `next`, for the HTTP front end.
 int Inflate(z_stream_s* stream, int flush, int (*next)(z_stream_s*, int));
 
-// What this thread has decompressed, and made no request of, stays in the server: that request has failed.
+// To be called when decompressed data did not become a request. The server keeps the data, because that request has
+// failed.
 void ForgetDecompressed(Guard* guard);
 
-// What this thread has decompressed belongs to this request from now on, which is about to be handed to Triton. Returns its
-// bytes, for CountLeak where Triton does not take the request.
+// Assigns what this thread has decompressed to a request that is about to be handed to Triton. Returns the bytes, for
+// CountLeak if Triton refuses the request.
 uint64_t ClaimDecompressed(const TRITONSERVER_InferenceRequest* request);
 
-// Counts what Triton up to 2.68 keeps for ever of a compressed request that has failed.
+// Counts the memory that Triton up to 2.68 never frees after a compressed request has failed.
 void CountLeak(uint64_t bytes);
 
-// Bytes that this thread has decompressed and made no request of so far.
+// Bytes that this thread has decompressed and that have not become a request.
 uint64_t DecompressedBytes();
 
 }  // namespace pytriton::guard

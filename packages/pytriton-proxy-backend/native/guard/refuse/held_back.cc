@@ -21,10 +21,10 @@
 namespace pytriton::guard {
 namespace {
 
-// The heads that this thread waits for.
+// The heads for which this thread waits.
 thread_local LateHeads t_heads;
 
-// For a head whose rest has come and was not read.
+// The extra time for a head whose rest has come and was not read.
 constexpr uint64_t kMoreTimeMs = 1000;
 
 uint64_t NowMs() {
@@ -45,7 +45,7 @@ bool HasLeft(int fd) {
   return poll(&asked, 1, 0) > 0 && (asked.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-// All of parts but their first bytes.
+// Returns the parts without their first bytes.
 std::vector<iovec> Behind(const iovec* parts, int count, size_t bytes) {
   std::vector<iovec> rest;
   for (int i = 0; i < count; ++i) {
@@ -112,7 +112,7 @@ ssize_t AwaitAnswer(Connection* connection, int fd, const iovec* parts, int coun
   const ssize_t peeked = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   if (peeked == 0 || (peeked < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return NEXT(readv)(fd, parts, count);
   if (peeked > 0) {
-    // Behind its requests is the end: to the server it has left, as one has that sends no more.
+    // The caller has closed its sending side after its requests, which counts as having left.
     if (HasLeft(fd)) return 0;
     connection->is_paused = true;
     PauseReading(fd);
@@ -134,14 +134,14 @@ bool CountReadable(int fd, int* bytes) {
   if (connection == nullptr || connection->held.empty()) return false;
   int more = 0;
   if (NEXT(ioctl)(fd, FIONREAD, &more) != 0) more = 0;
-  // The end of a connection is read behind its last byte: there must be room for one more.
+  // The end of a connection is read after its last byte, so there must be room for one more.
   if (connection->is_held_cut) more = std::max(more, 1);
   *bytes = static_cast<int>(connection->held.size()) + more;
   return true;
 }
 
 void WatchHead(Connection* connection, int fd) {
-  // What is left alone or thrown away is not followed.
+  // Bytes that are passed on unexamined or dropped are not followed.
   const bool is_followed = !connection->is_left_alone && !connection->is_refused && Active()->limits.refuse != 0;
   const bool is_begun = is_followed && (connection->is_held_cut || connection->scan.is_in_head());
   HeadMark* const mark = Active()->connections.FindHead(fd);
@@ -163,15 +163,15 @@ void EndLateHeads() {
   const uint64_t now = NowMs();
   t_heads.EndLate(now, [guard, now](int fd) -> uint64_t {
     HeadMark* const mark = guard->connections.FindHead(fd);
-    // It is whole, or another thread has a connection with this number by now.
+    // The head is complete, or another thread has a new connection with this descriptor.
     if (mark->began.load(std::memory_order_acquire) == 0 || mark->thread.load(std::memory_order_relaxed) != &t_heads) return 0;
     Connection* const connection = guard->connections.FindKnown(fd);
     if (connection == nullptr || connection->is_left_alone || connection->is_refused) return 0;
-    // What is behind a request waits for the server, and not for its caller.
+    // The bytes after a request wait for the server's answer, not for the caller, so the time begins again.
     if (connection->is_being_answered()) mark->began.store(now, std::memory_order_relaxed);
     const uint64_t end = mark->began.load(std::memory_order_relaxed) + HeadTimeoutMs();
     if (end > now) return end;
-    // Its rest may have come while this thread was busy.
+    // The rest of the head may have come while this thread was busy.
     int unread = 0;
     if (!connection->has_more_time && NEXT(ioctl)(fd, FIONREAD, &unread) == 0 && unread > 0) {
       connection->has_more_time = true;

@@ -20,32 +20,33 @@
 
 namespace pytriton::guard {
 
-// How much the front end (libevent 2.1.12) reads at once, which is also the longest first line that is accepted.
+// How much the front end (libevent 2.1.12) reads at once; a first line must not be longer.
 constexpr size_t kMostFirstLine = 4096;
 
-// As readv, in front of which the bytes stand that are held back. Fails with ENOBUFS where a first line is longer than what
+// Works like readv, but first returns the bytes that are held back. Fails with ENOBUFS if a first line is longer than
 // the server reads at once.
 ssize_t ReadBehindHeld(Connection* connection, int fd, const iovec* parts, int count);
 
-// Takes the line ends in front of a request out of the `size` bytes that were read, as the server waits for ever behind them.
-// Returns how many bytes are left.
+// Removes the line ends before a request from the `size` bytes that were read, because the server would wait for ever
+// after them. Returns how many bytes are left.
 size_t DropLineEnds(const iovec* parts, int count, size_t size);
 
-// Holds back all but the first `given` of the `size` bytes that were read. Returns what readv is to return.
+// Holds back all but the first `given` of the `size` bytes that were read. Returns the result for readv.
 ssize_t HoldBack(Connection* connection, const iovec* parts, int count, size_t given, size_t size);
 
-// As readv, of a connection whose answer is being written: nothing is read, and whether its caller has left is seen.
+// Works like readv for a connection whose answer is being written: reads nothing, and checks whether its caller has
+// left.
 ssize_t AwaitAnswer(Connection* connection, int fd, const iovec* parts, int count);
 
-// The answer is written: what comes behind it may be read.
+// The answer is written, so the bytes after its request may be read.
 void ReadOn(Connection* connection, int fd);
 
-// How many bytes can be read, of a connection with bytes that are held back. False for any other.
+// How many bytes can be read from a connection with bytes that are held back. Returns false for any other one.
 bool CountReadable(int fd, int* bytes);
 
-// Notes whether the head that a connection sends is whole.
+// Notes whether the head that a connection sends is complete.
 void WatchHead(Connection* connection, int fd);
-// The longest that this thread may wait until a head is late; and ends those that are.
+// The longest time that this thread may wait until a head is late. Also ends connections whose heads are late.
 int TimeoutOfHeads(int timeout_ms);
 void EndLateHeads();
 

@@ -19,13 +19,13 @@
 namespace pytriton::guard {
 namespace {
 
-// What is still sent after a refusal is read for so long, so that the caller gets to read the answer.
+// After a refusal, the caller's bytes are read for so long, so that the caller gets to read the answer.
 constexpr time_t kMaxDrainSeconds = 10;
 constexpr uint64_t kMaxDrainBytes = 256ull << 20;
-// A caller who sends many requests ahead reads no answers.
+// A caller with more unanswered requests does not read its answers.
 constexpr size_t kMostUnanswered = 128;
 
-// Counts what the request has come to need. False if all in flight need too much.
+// Counts the memory that the request needs by now. Returns false if all requests in flight together need too much.
 bool ReserveMemory(Guard* guard, Connection* connection) {
   uint64_t needed = connection->scan.memory();
   for (const auto& request : connection->unanswered) {
@@ -37,7 +37,7 @@ bool ReserveMemory(Guard* guard, Connection* connection) {
   return true;
 }
 
-// Counts a complete request among those that wait for their response.
+// Counts a complete request among those that wait for responses.
 void Await(Guard* guard, Connection* connection) {
   const uint64_t sent = connection->scan.body_bytes();
   if (sent <= kSmall / kBytesPerJsonByte) return;
@@ -72,7 +72,7 @@ const char* ReasonPhrase(int status) {
   }
 }
 
-// Answers in place of the server, which never sees the request.
+// Sends an answer in place of the server, which never sees the request.
 void SendOwnResponse(const Guard& guard, const HttpScan& scan, int fd, const Refusal& refusal) {
   const bool has_body = refusal.status != kNotAllowed && refusal.status != kNoContent;
   const std::string body = has_body ? "{\"error\":\"" + refusal.text + "\"}" : "";
@@ -85,11 +85,11 @@ void SendOwnResponse(const Guard& guard, const HttpScan& scan, int fd, const Ref
                                   : guard.cors.Headers(scan.origin());
   }
   answer += "\r\n" + body;
-  // A caller that reads nothing, or has gone, is not waited for.
+  // This does not wait for a caller that reads nothing, or has left.
   if (send(fd, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) shutdown(fd, SHUT_WR);
 }
 
-// Reads and forgets what a refused caller still sends: the answer would be lost if the connection was closed on it.
+// Reads and drops what a refused caller still sends; if the connection were closed at once, the answer would be lost.
 ssize_t DrainRequest(Connection* connection, int fd) {
   char scratch[64 * 1024];
   for (int i = 0; i < 16; ++i) {
@@ -111,15 +111,15 @@ void CountRefusal(Guard* guard, const Connection* connection, const Refusal& ref
 }
 
 ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
-  // Probes that only look whether a server is there are not logged.
+  // Probes that only check whether the server is there are not logged.
   if (refusal.status != kNotAllowed && refusal.status != kNoContent) LogRefusal(refusal.text);
-  // The answer to a request in front may have begun, and its head be held until its end is known.
+  // The answer to a request in front may have begun, and its head may be held back until its end is known.
   const bool is_behind_another = connection->awaits_response() || !connection->answers.is_at_begin() || before > 0;
   connection->is_refused = true;
   connection->refused_at = time(nullptr);
-  // What has come of it stays charged until the connection is closed: so long the server keeps it.
+  // What has come of the request stays counted until the connection is closed, because the server keeps it until then.
   if (is_behind_another) {
-    // An answer now would be taken for that of the request in front.
+    // The caller would take an answer now for that of the request in front.
     shutdown(fd, SHUT_RD);
     if (before > 0) return static_cast<ssize_t>(before);
   } else {
@@ -129,7 +129,7 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
   return -1;
 }
 
-// A request that changes the settings of traces over HTTP has the front end for gRPC leave requests to Triton's own.
+// If a request changes trace settings over HTTP, the front end for gRPC passes its requests on to Triton's own.
 void LookForTraces(std::string_view begin) {
   grpc::FrontEnd* const front_end = ActiveFrontEnd();
   if (front_end == nullptr || begin.empty() || begin[0] != 'P') return;
@@ -147,13 +147,13 @@ void BeginScan(Guard* guard, Connection* connection, std::string_view begin) {
   if (!connection->awaits_response()) ReleaseMemory(guard, connection);
   scan.Begin();
   LookForTraces(begin);
-  // Whose answer closes the connection: the next one is for the server that follows.
+  // If the server is being replaced, the answer closes the connection, so that the next request goes to its successor.
   scan.set_last(!guard->listeners.accepts());
   scan.set_makes_spans(guard->makes_spans);
   scan.set_reads_origin(guard->cors.is_on());
 }
 
-// What is wrong with a request, as far as it has come; its status is 0 where nothing is.
+// Returns what is wrong with the part of a request that has come; status 0 means nothing.
 Refusal FindRefusal(Guard* guard, Connection* connection) {
   const HttpScan& scan = connection->scan;
   if (scan.complete() && scan.is_preflight()) {
@@ -179,25 +179,25 @@ Refusal LongFirstLine() {
   return {414, "the first line of the request, with its path, has more than " + Bytes(kMostFirstLine)};
 }
 
-// Whether the server is to see no more of a connection than one request, until that is answered.
+// Whether the server may see only one request of a connection until that is answered.
 bool SeesOneRequest(const Connection* connection, int fd) {
   return !connection->is_out_of_step && !connection->answers.is_lost() && CanSayReadable(fd);
 }
 
-// Where nothing is refused, what cannot be followed is Triton's alone from here on.
+// Nothing is refused, so a connection that cannot be followed is passed on to Triton unexamined from now on.
 ssize_t LeaveAlone(Connection* connection, size_t size) {
   connection->is_left_alone = true;
   connection->is_held_cut = false;
   return static_cast<ssize_t>(size);
 }
 
-// Looks at what was read. Returns how much of it the server is to see; the rest is held back.
+// Examines what was read. Returns how much of it the server may see; the rest is held back.
 ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
   Reach(Protection::kHttpRequests);
   t_reads_http = true;
   HttpScan& scan = connection->scan;
   size_t seen = 0;
-  size_t request_begin = 0;  // of the request that is being read, in these bytes
+  size_t request_begin = 0;  // where the current request begins in these bytes
   for (int i = 0; i < count && seen < size; ++i) {
     auto* data = static_cast<char*>(parts[i].iov_base);
     size_t left = std::min(parts[i].iov_len, size - seen);
@@ -270,7 +270,7 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
   }
   if (size < 0 && errno == ENOBUFS) return Refuse(connection, fd, LongFirstLine(), 0);
   if (size > 0 && is_idle && guard->listeners.has_left()) {
-    // What was read of the request before says nothing of this one.
+    // The next request is scanned from the beginning.
     connection->scan.Begin();
     return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
   }
@@ -291,7 +291,7 @@ ssize_t ReadHttp(int fd, const iovec* parts, int count) {
 void RefuseLateHead(Connection* connection, int fd) {
   Refuse(connection, fd, {408, "the head of the request has not come within " +
                                    std::to_string(Active()->limits.head_timeout_s) + " seconds"}, 0);
-  // The server reads that it ends.
+  // The server then reads the end of the connection.
   shutdown(fd, SHUT_RDWR);
 }
 

@@ -1,4 +1,4 @@
-// Requests over HTTP as they arrive: each is scanned before the server's parser sees it, and refused or let through.
+// Scans each HTTP request before the server's parser sees it, and refuses it or lets it through.
 #pragma once
 
 #include <sys/types.h>
@@ -11,17 +11,17 @@
 
 namespace pytriton::guard {
 
-// As readv, of any descriptor.
+// Works like readv, for any descriptor.
 ssize_t ReadHttp(int fd, const iovec* parts, int count);
 
-// "400 Bad Request" and the like.
+// Returns a status line such as "400 Bad Request".
 std::string StatusText(int status);
 
 // Ends a connection whose head has not come in time.
 void RefuseLateHead(Connection* connection, int fd);
 
-// Gives back what the requests of a connection were counted with: the memory of those that are being read, and the bytes of
-// those that wait for their responses.
+// Uncounts the requests of a connection: the memory of those that are being read, and the bytes of those that wait for
+// responses.
 void ReleaseMemory(Guard* guard, Connection* connection);
 void StopAwaiting(Guard* guard, Connection* connection);
 

@@ -12,28 +12,27 @@ namespace pytriton::guard {
 
 namespace {
 
-// No honest head comes near: servers and proxies of the field allow 8 to 64 KiB, and about a hundred fields.
+// Honest heads are much shorter: other servers and proxies allow 8 to 64 KiB, and about a hundred fields.
 constexpr uint64_t kMaxHeadBytes = 64 * 1024;
 constexpr uint64_t kMaxHeaders = 500;
-// The server's parser closes the connection without a word where a part of the head is longer than 8 KiB.
+// The server's parser closes the connection without an answer if a part of the head is longer than 8 KiB.
 constexpr uint64_t kMaxHeadLine = 8 * 1024;
 constexpr uint64_t kMaxChunkLine = 32;
-// The server counts in 32 bits with a sign; newer ones end at a longer number.
+// The server counts in signed 32 bits, and newer servers end when the number is larger.
 constexpr uint64_t kMaxJsonLength = INT32_MAX;
 
-// The text of JSON lies in the body, in one piece before the parser, and its strings in the tree.
+// JSON lies in memory as the body, as one piece for the parser, and as strings in the tree.
 constexpr uint64_t kCopiesOfJson = 3;
 
-// Each piece of a chunked body lies in a block of its own, of so many bytes at least; a body of a known length in one.
+// Each piece of a chunked body takes a block of at least so many bytes; a body of known length takes one block.
 constexpr uint64_t kBytesPerPiece = 1024;
-// The number of blocks that may be of any size. The memory of small ones stays with the server's thread after they are
-// freed.
+// So many blocks may have any size. The memory of small blocks stays with the server's thread after they are freed.
 constexpr uint64_t kSmallBlocks = 65536;
-// More have to hold so many bytes on average. A chunk of 1 KiB is cut in two where a read of the server ends in it.
+// More blocks must hold so many bytes on average. A chunk of 1 KiB is cut in two if a read of the server ends in it.
 constexpr uint64_t kLeastBlock = 512;
 
-// Types of a body that the server treats in ways of its own: a form it parses on its stack, and to the other it answers with
-// `Content-Length: 0` in front of a body.
+// Content types that the server treats specially: it parses a form on its stack, and answers the other one with
+// `Content-Length: 0` before a body.
 constexpr std::string_view kHarmful[] = {"application/x-www-form-urlencoded", "multipart"};
 constexpr std::string_view kJsonHeaderSize = "json-header-size=";
 
@@ -45,7 +44,7 @@ bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// What each byte may be part of.
+// Which parts of a request each byte may appear in.
 struct ByteKinds {
   bool is_token[256] = {};
   bool is_control[256] = {};
@@ -88,8 +87,8 @@ bool ParseNumber(std::string_view text, uint64_t* value) {
   return true;
 }
 
-// Whether the weights in an Accept-Encoding are short decimal numbers. The server hands them to std::stod and does not
-// expect it to throw.
+// Whether the weights in an Accept-Encoding are short decimal numbers. The server passes them to std::stod and does not
+// catch its exceptions.
 bool HasGoodWeights(std::string_view value) {
   for (size_t at = 0; at + 1 < value.size(); ++at) {
     if ((value[at] != 'q' && value[at] != 'Q') || value[at + 1] != '=') continue;
@@ -102,19 +101,20 @@ bool HasGoodWeights(std::string_view value) {
   return true;
 }
 
-// Where load balancers ask whether a server, or a model, is there. The server's answers have no body, but for those at "/".
+// Paths by which load balancers ask for the health of a server or a model. The server's answers have no body, except at
+// "/".
 bool IsOfHealth(std::string_view path) {
   return path == "/" || path == "/v2/health/live" || path == "/v2/health/ready" ||
          (path.substr(0, 11) == "/v2/models/" && EndsWith(path, "/ready"));
 }
 
-// Where the path begins in a target, which may name scheme and host in front of it; npos where it names nothing else.
+// Where the path begins in a target, which may begin with scheme and host; npos for other kinds of targets.
 size_t BeginOfPath(std::string_view target) {
   const size_t host = target.empty() || target.front() == '/' ? std::string_view::npos : target.find("://");
   return host == std::string_view::npos ? 0 : target.find('/', host + 3);
 }
 
-// What a caller sent, for an error's text.
+// Quotes a caller's text for an error.
 std::string Quote(std::string_view text) {
   constexpr size_t kMost = 80;
   std::string quoted = "'";
@@ -185,7 +185,7 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     return part;
   }
   line.remove_suffix(2);
-  // Before the line is changed.
+  // This is read before the line is changed.
   if (state_ == State::kRequestLine) has_chunks_ = !EndsWith(line, " HTTP/1.0");
   if (is_last_ && line.size() + 2 == part) CloseAfter(line, data);
   if (makes_spans_ && line.size() + 2 == part) HideUnsampled(line, data);
@@ -198,32 +198,33 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
   return part;
 }
 
-// A caller of HTTP/1.0 that does not ask for it keeps no connection. A line that comes in pieces stays as it is.
+// Makes the connection of an HTTP/1.0 caller end after the answer, unless it asks to keep it. A line that comes in
+// pieces is not changed.
 void HttpScan::CloseAfter(std::string_view line, char* data) {
   constexpr std::string_view kKeeps = " HTTP/1.1";
   if (state_ == State::kRequestLine && EndsWith(line, kKeeps)) data[line.size() - 1] = '0';
   if (state_ == State::kHeaders && strncasecmp(data, "connection:", 11) == 0) data[0] = 'x';
 }
 
-// The header gets another name. One that comes in pieces stays as it is.
+// Renames the header, so that the server does not see it. A line that comes in pieces is not changed.
 void HttpScan::HideUnsampled(std::string_view line, char* data) {
   if (state_ != State::kHeaders || line.size() <= kTraceHeader.size() || line[kTraceHeader.size()] != ':') return;
   const bool is_named = strncasecmp(line.data(), kTraceHeader.data(), kTraceHeader.size()) == 0;
   if (is_named && IsUnsampled(line.substr(kTraceHeader.size() + 1))) data[0] = 'x';
 }
 
-// The server compares the content type with these once its line is complete. Their last letter arrives in the bytes at hand
-// or has been changed before.
+// The server compares the content type with these when its line is complete. Their last letter is in the current bytes,
+// or was changed before.
 void HttpScan::NeutralizeType(char* data, size_t size) {
   const std::string_view line = line_.empty() ? std::string_view(data, size) : std::string_view(line_);
   if (line.size() < 12 || strncasecmp(line.data(), "content-type", 12) != 0) return;
   for (const std::string_view type : kHarmful) {
-    // What ended before these bytes was found when it came.
+    // A type that ended before these bytes was found when it came.
     const size_t begin = line.size() < size + type.size() ? 0 : line.size() - size - type.size();
     for (size_t at = begin; at + type.size() <= line.size(); ++at) {
       const size_t last = at + type.size() - 1;
       if (strncasecmp(line.data() + at, type.data(), type.size()) != 0) continue;
-      const size_t behind = line.size() - last;  // how far from the end of the bytes at hand
+      const size_t behind = line.size() - last;  // its distance from the end of the current bytes
       if (behind <= size) data[size - behind] = 'x';
     }
   }
@@ -232,7 +233,7 @@ void HttpScan::NeutralizeType(char* data, size_t size) {
 void HttpScan::ParseLine(std::string_view line, char* data, const Limits& limits) {
   switch (state_) {
     case State::kRequestLine:
-      // Line ends in front of a request are allowed.
+      // Line ends before a request are allowed.
       if (!line.empty()) ParseRequestLine(line, data);
       break;
     case State::kHeaders:
@@ -264,8 +265,8 @@ void HttpScan::ParseLine(std::string_view line, char* data, const Limits& limits
   }
 }
 
-// `data` is where the line begins, with a method of that size. As many bytes as GET is shorter stand behind the target
-// then: a path where it has none, and a query that nobody reads.
+// Replaces a method of `method_size` bytes, at `data`, by GET. As the line keeps its length, the target gets longer: by
+// a path if it has none, or by a query that nobody reads.
 void HttpScan::AskByGet(size_t method_size, std::string_view target, char* data) {
   constexpr std::string_view kGet = "GET ";
   const size_t shorter = method_size + 1 - kGet.size();
@@ -282,7 +283,7 @@ void HttpScan::AskByGet(size_t method_size, std::string_view target, char* data)
   is_get_ = true;
 }
 
-// `data` is where the line begins; null where it came in pieces.
+// `data` is where the line begins; null if it came in pieces.
 void HttpScan::ParseRequestLine(std::string_view line, char* data) {
   started_ = true;
   const size_t first = line.find(' ');
@@ -299,7 +300,7 @@ void HttpScan::ParseRequestLine(std::string_view line, char* data) {
   }
   is_post_ = method == "POST";
   is_get_ = method == "GET";
-  // As the server has it, to which `#` is a letter as any other.
+  // As in the server, `#` is an ordinary letter.
   const std::string_view place = target.substr(0, target.find('?'));
   const size_t path = BeginOfPath(place);
   path_ = path == std::string_view::npos ? "/" : place.substr(path);
@@ -310,7 +311,7 @@ void HttpScan::ParseRequestLine(std::string_view line, char* data) {
   if (data != nullptr) {
     AskByGet(method.size(), target, data);
   } else if (method == "HEAD") {
-    // The server would answer with a body, which is then taken for the begin of the next answer.
+    // The server would answer with a body, which the caller would take for the beginning of the next answer.
     Refuse(kNotAllowed, "");
   }
 }
@@ -342,7 +343,7 @@ void HttpScan::ParseHeader(std::string_view line) {
     if (once(&has_json_length_)) number(value, kMaxJsonLength, &json_length_);
   } else if (EqualNoCase(name, "transfer-encoding")) {
     if (!once(&is_chunked_)) return;
-    // Compared as the server does, which does not see chunks where this text differs.
+    // The comparison is the server's, which does not recognize chunks if the text differs.
     const std::string_view exact = line.substr(std::min(line.find_first_not_of(' ', colon + 1), line.size()));
     if (exact != "chunked" && exact != "Chunked") {
       Refuse(501, "expected 'chunked' in the header 'Transfer-Encoding', got " + Quote(value));
@@ -382,8 +383,8 @@ void HttpScan::EndHeaders(const Limits& limits) {
                     std::to_string(limits.max_request_bytes) + ", the limit max_request_bytes of the guard");
     return;
   }
-  // Only inference takes compressed bodies, and tensors behind the JSON. Who says where the JSON ends depends on the
-  // front end: KServe's own, or those of SageMaker and Vertex AI, whose paths are not Triton's.
+  // Only inference takes compressed bodies, and tensors after the JSON. Which header gives the length of the JSON
+  // depends on the front end: KServe's own, or that of SageMaker or Vertex AI, whose paths are not Triton's.
   const bool is_inference = IsTritonPath() ? EndsWith(path_, "/infer")
                                            : !EndsWith(path_, "/models") && (!has_redirect_ || redirects_to_infer_);
   is_compressed_ = is_compressed_ && is_inference;
@@ -429,7 +430,7 @@ void HttpScan::ParseChunkSize(std::string_view line, const Limits& limits) {
 
 void HttpScan::ConsumeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces) {
   body_bytes_ += size;
-  // The server lists the pieces of a body on its stack: one for each chunk, or each time that it reads.
+  // The server keeps a list of the pieces of a body on its stack: one for each chunk, or for each read.
   if (++pieces_ > max_pieces) {
     Refuse(413, "the body came in more than " + std::to_string(max_pieces) +
                     " pieces (chunks, or reads of the server); send larger ones");
@@ -485,7 +486,7 @@ size_t HttpScan::LookAtCutLine() {
   if (state_ != State::kRequestLine || line_.empty()) return 0;
   std::string_view line = line_;
   if (line.back() == '\r') line.remove_suffix(1);
-  // A caller that speaks something else, such as TLS, is not to wait for an answer.
+  // A caller with another protocol, such as TLS, must not wait for an answer.
   if (HasControl(line) || (!line.empty() && !IsToken(line.substr(0, line.find(' '))))) {
     Refuse(400, "expected METHOD PATH HTTP/1.1, got " + Quote(line));
   }

@@ -6,13 +6,13 @@ namespace pytriton::guard {
 
 namespace {
 
-// The server looks for the members of an object one by one: 100,000 of them keep a thread busy for ten seconds.
+// The server searches the members of an object one by one: 100,000 of them keep a thread busy for ten seconds.
 constexpr uint64_t kMaxMembers = 16384;
 
-// What a parser passes over in front of a text: white space, and any part of a byte order mark.
+// What a parser skips before a text: white space, and any part of a byte order mark.
 bool IsBeforeText(char byte) { return byte != '\0' && std::strchr(" \t\r\n\xef\xbb\xbf", byte) != nullptr; }
 
-// Sixteen bytes at once, in the notation that GCC and clang share.
+// Sixteen bytes at once, in the syntax of GCC and clang.
 using Block = uint8_t __attribute__((vector_size(16)));
 
 constexpr Block Fill(uint8_t byte) {
@@ -21,7 +21,7 @@ constexpr Block Fill(uint8_t byte) {
 
 }  // namespace
 
-// Passes over numbers, and counts the commas between them; returns where anything else begins, or is near.
+// Skips numbers and counts the commas between them. Returns where something else begins, or is near.
 const char* JsonScan::SkipNumbers(const char* data, const char* end) {
   while (end - data >= static_cast<ptrdiff_t>(sizeof(Block))) {
     Block block;
@@ -46,7 +46,7 @@ bool JsonScan::Feed(const char* data, size_t size, uint64_t max_depth, std::stri
   const char* const end = data + size;
   if (part_ == Part::kBefore) {
     while (data < end && IsBeforeText(*data)) ++data;
-    // Anything else than an array or an object nests nothing.
+    // Only arrays and objects can nest.
     if (data < end) part_ = *data == '[' || *data == '{' ? Part::kInside : Part::kBehind;
   }
   if (part_ != Part::kInside) return true;
@@ -91,8 +91,8 @@ bool JsonScan::Feed(const char* data, size_t size, uint64_t max_depth, std::stri
   return true;
 }
 
-// Strings are what is long in JSON (images in base64), so they are passed over with memchr. `quote` is looked for again
-// only behind the last one found, or a text of many escapes would be searched as often as it has some.
+// Long parts of JSON are strings (images in base64), so they are skipped with memchr. `quote` is searched again only
+// after the last one found; otherwise a text of many escapes would be searched once for each.
 const char* JsonScan::SkipString(const char* data, const char* end) {
   if (escaped_ && data < end) {
     escaped_ = false;

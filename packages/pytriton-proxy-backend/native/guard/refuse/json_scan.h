@@ -1,8 +1,8 @@
-// Follows a JSON text as its bytes pass, only as far as its depth and the number of its values are concerned: what a
-// parser that builds a tree of it would need in stack and in memory. Says nothing about whether the text is valid.
+// Follows the bytes of a JSON text to find its depth and the number of its values, that is, the stack and the memory
+// that a parser with a tree would need. It does not check whether the text is valid.
 //
-// It looks at the first value alone: parsers go no further. So the tensors that may follow a JSON text are not looked
-// at, whoever says where that text ends.
+// It examines only the first value, like parsers do. So tensors that may follow a JSON text are not examined, whoever
+// says where the text ends.
 #pragma once
 
 #include <cstddef>
@@ -11,19 +11,19 @@
 
 namespace pytriton::guard {
 
-// What a node of a tree of JSON takes: 16 bytes, which lie on a stack of the parser first and are copied from there.
+// What a node in a tree of JSON takes: 16 bytes, which first lie on the parser's stack and are copied from there.
 constexpr uint64_t kBytesPerJsonValue = 32;
 
 class JsonScan {
  public:
-  // Reads on. False, with the reason, as soon as the text nests deeper than `max_depth` or has too many members.
+  // Reads on. Returns false with the reason as soon as the text nests deeper than `max_depth` or has too many members.
   bool Feed(const char* data, size_t size, uint64_t max_depth, std::string* problem);
 
-  // How many values there have been: each costs a tree a node.
+  // The number of values so far; each takes a node of the tree.
   uint64_t values() const { return values_; }
 
-  // Whether the texts in so many bytes of JSON may take more than the server can count, which it does in 32 bits with a
-  // sign. Each takes four bytes more in a tensor than it has letters, and in JSON two quotes and a comma.
+  // Whether the texts in so many bytes of JSON may take more than the server can count in signed 32 bits. In a tensor,
+  // each text takes four bytes besides its letters; in JSON, two quotes and a comma.
   bool MayOverflow(uint64_t size) const { return size + values_ > INT32_MAX; }
 
  private:

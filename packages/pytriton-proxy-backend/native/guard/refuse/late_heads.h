@@ -1,4 +1,4 @@
-// The heads of requests that a thread of the front end waits for, and until when. No I/O and no clock.
+// The heads of requests for which a thread of the front end waits, and their deadlines. No I/O and no clock.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@ class LateHeads {
  public:
   bool empty() const { return heads_.empty(); }
 
-  // Waits for the head of a connection until then; one that is waited for already stays as it is.
+  // Waits for the head of a connection until a deadline; an earlier deadline of the connection stays.
   void Add(int fd, uint64_t until_ms) {
     if (listed_.insert(fd).second) heads_.emplace(until_ms, fd);
   }
 
-  // The timeout for epoll_wait: `timeout_ms`, or less if a head is late before. Some milliseconds more do no harm.
+  // The timeout for epoll_wait: `timeout_ms`, or less if a head is late before. A few milliseconds more do no harm.
   int Timeout(int timeout_ms, uint64_t now_ms) const {
     if (heads_.empty()) return timeout_ms;
     const uint64_t until = heads_.begin()->first;
@@ -27,7 +27,7 @@ class LateHeads {
     return timeout_ms < 0 ? left : std::min(timeout_ms, left);
   }
 
-  // Calls `end(fd)` for each that is late. It returns until when to go on, or 0.
+  // Calls `end(fd)` for each head that is late. It returns a new deadline, or 0.
   template <typename End>
   void EndLate(uint64_t now_ms, const End& end) {
     while (!heads_.empty() && heads_.begin()->first <= now_ms) {
@@ -40,7 +40,7 @@ class LateHeads {
   }
 
  private:
-  std::set<std::pair<uint64_t, int>> heads_;  // by time
+  std::set<std::pair<uint64_t, int>> heads_;  // by their deadlines
   std::unordered_set<int> listed_;
 };
 

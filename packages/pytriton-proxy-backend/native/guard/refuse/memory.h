@@ -9,15 +9,15 @@
 
 namespace pytriton::guard {
 
-// Requests below this are not counted in the memory in flight: many of them are little, and most requests are such.
+// Smaller requests are not counted in the memory in flight: most requests are such, and many of them take little.
 constexpr uint64_t kSmall = 64 * 1024;
-// A JSON element has at least two characters, a digit and a comma, and at most eight bytes as a tensor's element.
+// A JSON element has at least two characters, a digit and a comma, and as an element of a tensor at most eight bytes.
 constexpr uint64_t kBytesPerJsonByte = 4;
 
-// Memory that requests take, over all that are being read or served.
+// The memory of all requests that are being read or served.
 class MemoryBudget {
  public:
-  // Adds to the sum. False, without adding, if that makes it larger than the limit.
+  // Adds to the sum. Returns false, and adds nothing, if the sum would exceed the limit.
   bool TryReserve(uint64_t bytes, uint64_t limit);
   void Release(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -26,7 +26,7 @@ class MemoryBudget {
   std::atomic<uint64_t> bytes_{0};
 };
 
-// The bytes of the inputs of large requests, by request, until it is deleted.
+// The input bytes of large requests, until each is deleted.
 class LargeRequests {
  public:
   void Add(const void* request, uint64_t bytes) {
@@ -38,7 +38,7 @@ class LargeRequests {
 
   // Returns the bytes of a request, and forgets it.
   uint64_t Remove(const void* request) {
-    // Added before the request was handed to anybody who could delete it.
+    // A request is added before anybody gets it who could delete it, so this cannot miss it.
     if (count_.load(std::memory_order_relaxed) == 0) return 0;
     Shard& shard = ShardOf(request);
     const std::lock_guard<std::mutex> lock(shard.mutex);
@@ -57,7 +57,7 @@ class LargeRequests {
   Shard& ShardOf(const void* request) { return shards_[(reinterpret_cast<uintptr_t>(request) >> 6) % shards_.size()]; }
 
   std::array<Shard, 16> shards_;
-  std::atomic<uint64_t> count_{0};  // of all that were ever added
+  std::atomic<uint64_t> count_{0};  // how many were ever added
 };
 
 LargeRequests& large_requests();

@@ -8,7 +8,7 @@
 
 namespace pytriton::guard {
 
-// Refusals come in bursts; a line each would be an attack on the log.
+// Refusals come in bursts, and a line for each would flood the log.
 void LogRefusal(const std::string& text) {
   if (const Guard* guard = Active(); guard != nullptr && guard->listeners.is_tried()) return;
   static std::atomic<time_t> last{0};

@@ -10,7 +10,7 @@ namespace pytriton::guard {
 // Logs why a request was refused. Refusals come in bursts, so there is at most one line a second.
 void LogRefusal(const std::string& text);
 
-// Triton's own kind of error, for its callers; it is logged as a refusal.
+// Makes an error of Triton for its caller, and logs it as a refusal.
 TRITONSERVER_Error* Error(int code, const std::string& text);
 
 }  // namespace pytriton::guard

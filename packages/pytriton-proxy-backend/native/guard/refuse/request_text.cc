@@ -8,7 +8,7 @@ void RequestText::Add(const char* data, size_t size) {
   const char* const end = data + size;
   while (data < end && !is_cut_) {
     if (in_string_ && !escaped_ && string_bytes_ >= kMostOfString) {
-      // Nothing of it is kept but its end.
+      // Only the beginning of a long string is kept.
       while (data < end && *data != '"' && *data != '\\') ++data;
       if (data == end) return;
     }

@@ -1,5 +1,5 @@
-// The JSON of a request to `generate`, kept until it is known whether Triton takes it: to say what is wrong with it, where
-// Triton does not. What is long in such a text, an image in base64, is kept as its begin.
+// The JSON of a request to `generate`, which is kept until Triton has taken the request; if Triton refuses it, the text
+// is used to explain the error. Of a long string, such as an image in base64, only the beginning is kept.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@ namespace pytriton::guard {
 
 class RequestText {
  public:
-  // More of it than this is not kept.
+  // At most so many bytes are kept.
   static constexpr size_t kMost = 256 * 1024;
-  // The most bytes that are kept of each string.
+  // At most so many bytes of each string are kept.
   static constexpr size_t kMostOfString = 200;
 
   void Add(const char* data, size_t size);
 
   const std::string& text() const { return text_; }
-  // Whether more came than is kept.
+  // Whether a part was not kept.
   bool is_cut() const { return is_cut_; }
-  // Bytes that it takes.
+  // The memory that it takes, in bytes.
   size_t memory() const { return text_.capacity(); }
 
  private:

@@ -14,7 +14,7 @@
 namespace pytriton::guard {
 namespace {
 
-// Everything in a descriptor, from its begin.
+// Reads a descriptor from its beginning to its end.
 std::string ReadAll(int fd) {
   std::string text;
   char buffer[4096];
@@ -49,7 +49,7 @@ void ReadSecrets(int argc, char** argv) {
           argument.compare(argument.size() - mark.size(), mark.size(), mark) != 0) {
         continue;
       }
-      // Never freed: it is an argument of `main` from now on.
+      // This is never freed, because it is an argument of `main` from now on.
       argv[i] = strdup((argument.substr(0, argument.size() - mark.size()) + secret).c_str());
     }
     begin = end + 1;

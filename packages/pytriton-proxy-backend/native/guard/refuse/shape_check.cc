@@ -13,7 +13,7 @@ namespace {
 
 uint64_t BytesOfElement(int data_type) {
   const auto type = static_cast<uint32_t>(data_type);
-  if (type == kBytesType) return sizeof(uint32_t);  // the length of a text
+  if (type == kBytesType) return sizeof(uint32_t);  // the length prefix of a text
   return type < std::size(kElementSizes) ? std::max<uint64_t>(kElementSizes[type], 1) : 1;
 }
 
@@ -21,7 +21,7 @@ uint64_t BytesOfElement(int data_type) {
 
 bool BytesOfShape(const char* name, int data_type, const int64_t* shape, uint64_t dims_count, uint64_t* bytes,
                   std::string* error) {
-  // The first is the number of rows where the model batches, which Triton counts in 32 bits.
+  // If the model batches, the first dimension is the number of rows, which Triton counts in 32 bits.
   if (dims_count > 0 && shape[0] > INT32_MAX) {
     *error = "input '" + NameText(name) + "' has the shape " + ShapeText(shape, dims_count) +
              ", and a first dimension may be 2147483647 at most";
@@ -39,7 +39,7 @@ bool BytesOfShape(const char* name, int data_type, const int64_t* shape, uint64_
   *bytes = BytesOfElement(data_type);
   bool overflows = false;
   for (uint64_t i = 0; i < dims_count; ++i) {
-    // Triton multiplies in the order of the dimensions: a zero behind an overflow does not undo it.
+    // Triton multiplies in the order of the dimensions, so a zero after an overflow does not undo it.
     const uint64_t dim = shape[i] == 0 ? 1 : static_cast<uint64_t>(shape[i]);
     overflows = overflows || __builtin_mul_overflow(*bytes, dim, bytes);
   }

@@ -12,14 +12,14 @@
 namespace pytriton::guard {
 namespace {
 
-// Read without a lock, by signal handlers too; written with the mutex.
+// Read without a lock, also by signal handlers; written with the mutex.
 struct Mapping {
-  std::atomic<uintptr_t> begin{0};  // 0: not in use
+  std::atomic<uintptr_t> begin{0};  // 0 if not in use
   std::atomic<uintptr_t> end{0};
   std::atomic<bool> broken{false};
 };
 
-// Grows, and is never freed: there are as many regions as callers like.
+// The list grows and is never freed; callers may register any number of regions.
 struct Chunk {
   Mapping mappings[64];
   std::atomic<Chunk*> next{nullptr};
@@ -41,7 +41,7 @@ Mapping* Find(uintptr_t address) {
   return nullptr;
 }
 
-// Whether memory can be read: the kernel looks for itself at the argument of a call that it then refuses.
+// Whether memory can be read. The kernel checks it as the argument of a call that then fails.
 bool IsReadable(uintptr_t address) {
   const int before = errno;
   syscall(SYS_rt_sigprocmask, -1, address & ~uintptr_t{7}, nullptr, sizeof(uint64_t));
@@ -57,7 +57,7 @@ void OnBusError(int number, siginfo_t* info, void* context) {
   } else if (g_before.sa_handler != SIG_DFL && g_before.sa_handler != SIG_IGN) {
     g_before.sa_handler(number);
   } else {
-    // It comes again, and ends the process.
+    // The signal comes again, and ends the process.
     signal(number, SIG_DFL);
   }
 }
@@ -108,7 +108,7 @@ std::string CheckSharedMemory(const void* base, size_t size) {
   if (mapping->broken.load(std::memory_order_acquire)) {
     return std::string("lies in a region of shared memory whose file was made shorter while it was used") + kAdvice;
   }
-  // A file that is shorter lacks its end.
+  // If the file has become shorter, the end of the region cannot be read.
   if (IsReadable(begin + size - 1)) return "";
   return std::string("lies behind the end of the file of its shared memory, which was made shorter") + kAdvice;
 }
@@ -117,13 +117,13 @@ bool MendSharedMemory(const void* address) {
   const auto place = reinterpret_cast<uintptr_t>(address);
   Mapping* mapping = Find(place);
   if (mapping == nullptr) return false;
-  // Before the thread that faulted goes on, so that nobody uses the region once more.
+  // This comes before the faulting thread goes on, so that the region is not used again.
   mapping->broken.store(true, std::memory_order_release);
   const int before = errno;
   const auto page_size = static_cast<uintptr_t>(getpagesize());
   const uintptr_t begin = place & ~(page_size - 1);
   const uintptr_t end = (mapping->end.load(std::memory_order_acquire) + page_size - 1) & ~(page_size - 1);
-  // All that follows lacks its file as well.
+  // The rest of the region has no file either.
   const auto mended = reinterpret_cast<void*>(
       syscall(SYS_mmap, begin, end - begin, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
               -1, 0));

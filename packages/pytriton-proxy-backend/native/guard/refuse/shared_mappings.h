@@ -1,9 +1,9 @@
-// The memory that callers share with the server, which it maps from files of theirs.
+// The memory that callers share with the server, which maps it from their files.
 //
-// Whoever owns such a file may make it shorter at any time; whatever touches the mapping behind the new end of the file
-// then, to read an input or to write an output, gets SIGBUS, which ends the process. So each tensor that lies in such
-// memory is looked at before it is used; and where a file is made shorter in that very moment, the place gets other memory,
-// and its region is not used any more.
+// The owner of such a file may make it shorter at any time. Whoever then touches the mapping behind the new end, to
+// read an input or write an output, gets SIGBUS, which ends the process. So each tensor in such memory is checked
+// before it is used. If a file becomes shorter after the check, the place gets other memory, and its region is not used
+// any more.
 #pragma once
 
 #include <sys/types.h>
@@ -14,17 +14,18 @@
 
 namespace pytriton::guard {
 
-// Is told of every region that is mapped and unmapped.
+// To be called for every region that is mapped or unmapped.
 void AddSharedMapping(void* address, size_t length);
 void RemoveSharedMapping(void* address, size_t length);
 
-// Says what is wrong with a place in such memory; empty for one that can be used, and for memory of any other kind.
+// Describes what is wrong with a place in such memory; "" if it can be used, and for memory of any other kind.
 std::string CheckSharedMemory(const void* base, size_t size);
 
-// Gives other memory to a place in a region that cannot be touched; false where it lies in none. For a signal handler.
+// Replaces the memory at a place in a region that cannot be touched. Returns false if the place lies in no region. For
+// a signal handler.
 bool MendSharedMemory(const void* address);
 
-// Has SIGBUS mend the regions; outside of them, it does what it did.
+// Makes SIGBUS mend the regions; outside of them, it does what it did before.
 void HandleSharedMemoryFaults();
 
 }  // namespace pytriton::guard

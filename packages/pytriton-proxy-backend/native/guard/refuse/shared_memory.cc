@@ -18,11 +18,11 @@
 namespace pytriton::guard {
 namespace {
 
-// The shared memory that the starter asks for to try out what is in force.
+// The shared memory for which the starter asks to find out what is in force.
 constexpr char kTriedFile[] = "/pytriton-self-test";
 constexpr off_t kTriedBytes = 4096;
 
-// The file of shared memory that this thread has opened last and not mapped yet.
+// The last file of shared memory that this thread has opened and not mapped yet.
 thread_local int t_shared_file = -1;
 
 }  // namespace
@@ -44,7 +44,8 @@ int OpenSharedMemory(const char* name, int flags, mode_t mode, bool is_for_calle
     return -1;
   }
   if (guard != nullptr && guard->listeners.is_tried() && name != nullptr && std::strcmp(name, kTriedFile) == 0) {
-    // A file that no region can be made of, since it was not opened here; so `mmap` is tried as well, and nothing stays.
+    // The region cannot be made from this file, because it was not opened here. So `mmap` is tried as well, and nothing
+    // is left behind.
     const int file = static_cast<int>(syscall(SYS_memfd_create, "pytriton-self-test", 1 /* MFD_CLOEXEC */));
     (void)!ftruncate(file, kTriedBytes);
     return file;
@@ -52,7 +53,7 @@ int OpenSharedMemory(const char* name, int flags, mode_t mode, bool is_for_calle
   return t_shared_file = next(name, flags, mode);
 }
 
-// The front ends map the shared memory of callers and nothing else: for a second region of one file with the number that its
+// The front ends map only callers' shared memory. For a second region of one file, they use the number that its
 // descriptor had before it was closed, which may be that of any other file by now.
 void* MapSharedMemory(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
   const auto next = NEXT(mmap);

@@ -1,4 +1,4 @@
-// Shared memory that callers register: which names they may use, and that each region has a file of its own.
+// Shared memory that callers register: checks the names, and that each region has a file of its own.
 #pragma once
 
 #include <sys/types.h>
@@ -7,9 +7,9 @@
 
 namespace pytriton::guard {
 
-// As shm_open. `is_for_caller`: a front end opens a region that a caller has named.
+// Works like shm_open. With `is_for_caller`, a front end opens a region that a caller has named.
 int OpenSharedMemory(const char* name, int flags, mode_t mode, bool is_for_caller);
-// As mmap, for what a front end maps and shares.
+// Works like mmap, for what a front end maps as shared.
 void* MapSharedMemory(void* address, size_t length, int protection, int flags, int fd, off_t offset);
 
 }  // namespace pytriton::guard

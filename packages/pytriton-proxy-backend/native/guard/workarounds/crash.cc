@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kSignals[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
 constexpr const char* kNames[] = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"};
-// If the last words should not end, the alarm ends the process.
+// If the crash report does not end, this alarm ends the process.
 constexpr unsigned kLastWordsSeconds = 5;
 constexpr size_t kMostModules = 256;
 constexpr size_t kMostFrames = 16;
@@ -30,7 +30,8 @@ struct Module {
   char name[48];
 };
 
-// Written before a crash, read within one; both may happen at once, so a crash sees the count that was published last.
+// The list is written before a crash and read during one. Both may happen at once, so a crash uses the count that was
+// published last.
 Module g_modules[kMostModules];
 std::atomic<size_t> g_count{0};
 long g_process = 0;
@@ -52,7 +53,7 @@ int AddModule(dl_phdr_info* info, size_t, void* data) {
   return 0;
 }
 
-// A text of fixed size: nothing here may allocate.
+// A text of fixed size, because nothing here may allocate.
 class Line {
  public:
   Line& operator<<(const char* text) {
@@ -79,7 +80,7 @@ class Line {
     }
     return *this;
   }
-  // Where the log cannot be written nothing is left to do.
+  // If the log cannot be written, nothing more can be done.
   void Write() {
     *this << "\n";
     if (write(STDERR_FILENO, text_, size_) < 0) return;
@@ -90,7 +91,7 @@ class Line {
   size_t size_ = 0;
 };
 
-// Adds a place in the code, by its module. False where it is in none.
+// Adds a place in the code with its module. Returns false if it is in none.
 bool AddPlace(Line* line, uintptr_t address) {
   const size_t count = g_count.load(std::memory_order_acquire);
   for (size_t i = 0; i < count; ++i) {
@@ -103,7 +104,7 @@ bool AddPlace(Line* line, uintptr_t address) {
 }
 
 void OnCrash(int number, siginfo_t* info, void* given) {
-  // Only one thread says its last words; the others crash beside it, often for the same reason.
+  // Only one thread reports; others may crash at the same time, often for the same reason.
   static std::atomic<bool> is_begun{false};
   if (is_begun.exchange(true)) {
     for (;;) pause();
@@ -141,7 +142,7 @@ void OnCrash(int number, siginfo_t* info, void* given) {
   Line second;
   second << "pytriton guard] Places in the code, of which some may be left from earlier calls:";
   AddPlace(&second, code);
-  // Words of the stack that look like places to return to. They are read through the kernel, which reports an error
+  // The words of the stack that look like return addresses. They are read through the kernel, which reports an error
   // where the stack ends.
   uintptr_t words[kStackWords];
   struct {

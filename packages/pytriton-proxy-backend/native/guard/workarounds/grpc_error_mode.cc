@@ -12,10 +12,10 @@
 namespace pytriton::guard {
 namespace {
 
-// The header as a whole text of the program, with the ends of this one and of the one before it.
+// The header as a whole text of the program, with the zero bytes before and after it.
 constexpr char kErrorMode[] = "\0triton_grpc_error";
 
-// Finds the text; null where it is not. It reads what lies between the constants, too, which sanitizers take for a fault.
+// Finds the text; null if it is not there. It also reads between the constants, which sanitizers report as a fault.
 __attribute__((no_sanitize("address"))) char* FindErrorMode(char* begin, const char* end) {
   for (char* place = begin; end - place >= static_cast<ptrdiff_t>(sizeof(kErrorMode)); ++place) {
     size_t same = 0;
@@ -25,7 +25,8 @@ __attribute__((no_sanitize("address"))) char* FindErrorMode(char* begin, const c
   return nullptr;
 }
 
-// Changes the first letter of the text in a segment of constants. The names of headers in gRPC have no capitals.
+// Changes the first letter of the text, in a segment of constants, to a capital. gRPC has no capitals in names of
+// headers, so the header is never found.
 void HideErrorModeIn(char* begin, size_t size) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const char* const end = begin + size;

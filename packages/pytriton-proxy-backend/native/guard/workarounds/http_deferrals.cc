@@ -22,7 +22,7 @@ void HttpDeferrals::OnClose(int fd) {
   if (fd < 0 || static_cast<size_t>(fd) >= kMost) return;
   for (Pipes* pipes : {&readers_, &writers_}) {
     auto& pipe = (*pipes)[static_cast<size_t>(fd)];
-    // Read first: nearly all descriptors are others.
+    // It is read first, because nearly all descriptors are other ones.
     if (pipe.load(std::memory_order_relaxed) != nullptr) pipe.store(nullptr, std::memory_order_release);
   }
 }
@@ -37,8 +37,8 @@ ssize_t HttpDeferrals::Write(int fd, const void* data, size_t size, int flags, S
   }
   pipe->kept.emplace_back(static_cast<const char*>(data), size);
   pipe->has_kept.store(true, std::memory_order_seq_cst);
-  // The thread may have read everything since the attempt, and have seen nothing of this. Where the socket is full even
-  // now, it has something to read, and looks here after that.
+  // The thread may have read everything since the attempt, without knowing of this message, so it is tried once more.
+  // If the socket is full even now, the thread will read something and then call `OnRead`.
   Flush(pipe, next);
   return static_cast<ssize_t>(size);
 }
@@ -54,7 +54,7 @@ void HttpDeferrals::Flush(Pipe* pipe, Send next) {
   while (!pipe->kept.empty()) {
     const std::string& first = pipe->kept.front();
     if (next(pipe->writer, first.data(), first.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-      // Nobody reads it any more.
+      // The reading end is closed.
       if (errno == EPIPE || errno == EBADF) pipe->kept.clear();
       return;
     }

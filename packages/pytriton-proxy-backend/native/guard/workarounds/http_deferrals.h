@@ -21,26 +21,28 @@ class HttpDeferrals {
  public:
   using Send = ssize_t (*)(int, const void*, size_t, int);
 
-  // Takes the two ends of a new socket: the first one is read, as libevhtp does.
+  // Takes the two ends of a new socket; libevhtp reads the first one.
   void OnPair(int reader, int writer);
 
   void OnClose(int fd);
 
-  // Whether a message that is written there is one to a thread. Whoever else has such sockets may read them otherwise.
+  // Whether a message that is written to `fd` is for a thread of the front end. Sockets of other users may have other
+  // messages.
   bool IsTo(int fd, size_t size) const { return size == kMessageSize && Find(writers_, fd) != nullptr; }
 
-  // Writes a message, or keeps it: `send` with such a descriptor. Other errors than that there is no room are returned.
+  // Writes a message, or keeps it: like `send` with such a descriptor, except that a lack of room is no error.
   ssize_t Write(int fd, const void* data, size_t size, int flags, Send next);
 
-  // Whether messages are read there.
+  // Whether messages are read from `fd`.
   bool IsReader(int fd) const { return Find(readers_, fd) != nullptr; }
 
-  // Writes what was kept, as far as there is room now: to be called after a message was read.
+  // Writes the kept messages for which there is room. To be called after a message was read.
   void OnRead(int fd, Send next);
 
  private:
   static constexpr size_t kMessageSize = 17;
-  // The highest descriptor: the threads start with the server, before there are connections, so theirs are low.
+  // The highest descriptor. The threads start with the server, before there are connections, so their descriptors are
+  // low.
   static constexpr size_t kMost = 4096;
 
   struct Pipe {
@@ -59,16 +61,16 @@ class HttpDeferrals {
   }
 
   std::mutex mutex_;
-  // As many as threads, and never fewer: another thread may just use one that is closed.
+  // One for each thread. None is removed, because another thread may be using one that is closed.
   std::deque<Pipe> pipes_;
-  // Writes what is kept, as far as there is room, with the lock.
+  // Writes the kept messages for which there is room. Called with the lock.
   static void Flush(Pipe* pipe, Send next);
 
   Pipes readers_{};
   Pipes writers_{};
 };
 
-// Those of this server. Never destroyed: threads run until the end of the process.
+// The messages of this server. Never destroyed, because threads run until the process ends.
 HttpDeferrals& Deferrals();
 
 }  // namespace pytriton::guard

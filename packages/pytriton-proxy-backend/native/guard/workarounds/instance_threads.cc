@@ -22,17 +22,17 @@ constexpr timespec kPause{0, 500'000};
 constexpr size_t kFewThreads = 64;
 constexpr int64_t kTrustedSleepMs = 1000;
 
-// Never destroyed: threads run until the end.
+// Never destroyed, because threads run until the process ends.
 struct InstanceThread {
   pid_t id;
-  int64_t slept_at_ns;     // what it had taken of the processor when it was seen asleep; -1 before
+  int64_t slept_at_ns;     // its processor time when it was seen asleep; -1 before
   int64_t slept_since_ms;  // when that was seen first
 };
 
 struct Threads {
   std::mutex mutex;
   std::vector<InstanceThread> all;
-  size_t looked_through = kFewThreads;  // how many there may be before those that have ended are looked for again
+  size_t looked_through = kFewThreads;  // the number of threads from which ended ones are searched again
 };
 
 Threads& threads() {
@@ -40,7 +40,7 @@ Threads& threads() {
   return *made;
 }
 
-// The letter of a thread's state in the kernel; 0 where there is no such thread any more.
+// The letter of a thread's state in the kernel; 0 if the thread does not exist any more.
 char StateOf(pid_t thread) {
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", static_cast<int>(thread));
@@ -51,7 +51,7 @@ char StateOf(pid_t thread) {
   close(fd);
   if (size <= 0) return 0;
   text[size] = '\0';
-  // "ID (NAME) STATE ...", and a name may hold anything.
+  // The text is "ID (NAME) STATE ...", and a name may hold any bytes.
   const char* const name_end = std::strrchr(text, ')');
   return name_end == nullptr || name_end[1] == '\0' ? 0 : name_end[2];
 }
@@ -62,18 +62,19 @@ int64_t NowMs() {
   return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
-// What a thread has taken of the processor so far, in nanoseconds; -1 where there is no such thread any more.
+// The processor time of a thread so far, in nanoseconds; -1 if the thread does not exist any more.
 int64_t ProcessorTimeOf(pid_t thread) {
-  // The clock of a thread, as pthread_getcpuclockid makes it: the complement of its id, and "a thread's", "scheduled".
+  // The clock of a thread, made like in pthread_getcpuclockid: the complement of its id, and the bits for "thread" and
+  // "scheduled".
   const auto clock = static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | 6U);
   timespec spent{};
   if (clock_gettime(clock, &spent) != 0) return -1;
   return spent.tv_sec * 1'000'000'000 + spent.tv_nsec;
 }
 
-// Whether a thread is asleep or has ended. One that has not run for a second since it was seen asleep still is: to ask for
-// that costs a twentieth of a look at its state, and most models that are loaded have nothing to do. Not sooner: a thread
-// in the middle of a request may have been woken and not have run yet. It wakes every few hundredths of a second.
+// Whether a thread is asleep or has ended. If it was seen asleep and has not run for a second since, it still is: this
+// check costs a twentieth of reading its state, and most loaded models are idle. The second is needed because a thread
+// in the middle of a request, which wakes every few hundredths of a second, may have been woken and not have run yet.
 bool IsAsleep(InstanceThread* thread) {
   const int64_t spent_ns = ProcessorTimeOf(thread->id);
   if (spent_ns < 0) return true;
@@ -88,7 +89,7 @@ bool IsAsleep(InstanceThread* thread) {
   return true;
 }
 
-// What a new thread is to run.
+// What a new thread runs.
 struct Thread {
   void* (*run)(void*);
   void* argument;
@@ -106,8 +107,8 @@ void AddInstanceThread() {
   const auto id = static_cast<pid_t>(syscall(SYS_gettid));
   Threads& known = threads();
   const std::lock_guard<std::mutex> lock(known.mutex);
-  // Those that have ended are forgotten here, so that loading and unloading for ever does not fill the list. Not each
-  // time: the cost of a load would grow with the number of models.
+  // Ended threads are removed here, so that endless loading and unloading does not fill the list. It is not done each
+  // time, because the cost of a load would grow with the number of models.
   if (known.all.size() >= known.looked_through) {
     known.all.erase(
         std::remove_if(known.all.begin(), known.all.end(),
@@ -119,8 +120,8 @@ void AddInstanceThread() {
 }
 
 bool DeletesModel(void* state) {
-  // A polymorphic object of libstdc++, whose type is known by name alone: before its table of functions is the address
-  // of its type_info, whose second word is the name (Itanium C++ ABI, 2.9.5).
+  // A polymorphic object of libstdc++, whose type is recognized by its name: before its table of functions lies the
+  // address of its type_info, whose second word is the name (Itanium C++ ABI, 2.9.5).
   const auto* const table = *static_cast<const void* const* const*>(state);
   const auto* const type = static_cast<const char* const*>(table[-1]);
   return type != nullptr && std::strstr(type[1], "ModelDeleter") != nullptr;

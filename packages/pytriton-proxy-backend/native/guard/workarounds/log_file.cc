@@ -13,7 +13,7 @@ namespace pytriton::guard {
 
 namespace {
 
-// How often it is looked whether the file of the log was moved.
+// How often the guard checks whether the log file was moved.
 constexpr std::chrono::seconds kLogFilePause{1};
 
 }  // namespace
@@ -28,7 +28,7 @@ void LogFile::OnOpened(const char* path) {
 void LogFile::Look() {
   struct stat status{};
   if (stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_) return;
-  // Where there can be no new one, as long as its folder is gone, the old one has to do.
+  // If no new file can be made, for instance because its folder is gone, the old one stays.
   const int log = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
   if (log < 0) return;
   DIR* const folder = opendir("/proc/self/fd");
@@ -36,7 +36,7 @@ void LogFile::Look() {
     while (const dirent* entry = readdir(folder)) {
       const int fd = std::atoi(entry->d_name);
       struct stat found{};
-      // Nobody notices: what writes at this moment writes into one or the other.
+      // Threads that write at this moment write into one file or the other.
       if (fstat(fd, &found) == 0 && found.st_dev == device_ && found.st_ino == inode_) {
         dup3(log, fd, (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
       }

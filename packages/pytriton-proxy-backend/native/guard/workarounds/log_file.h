@@ -1,7 +1,7 @@
-// The log of the server, where that is a file: opened anew once somebody has moved or removed it, as logrotate does.
+// Opens the log file of the server again after somebody has moved or removed it, as logrotate does.
 //
-// Bug: tritonserver opens its log once, and goes on to write to a file that was moved or removed.
-// Until: no version of tritonserver is known to do better.
+// Bug: tritonserver opens its log once, and goes on writing to the file that was moved or removed. Until: no version of
+// tritonserver is known to do better.
 #pragma once
 
 #include <sys/types.h>
@@ -12,12 +12,12 @@ namespace pytriton::guard {
 
 class LogFile {
  public:
-  // Triton has opened it. The front ends do so by themselves, before or after that.
+  // Triton has opened the file. The front ends also open it, before or after that.
   void OnOpened(const char* path);
-  // Whether there is one.
+  // Whether there is a log file.
   explicit operator bool() const { return !path_.empty(); }
-  // Where another file, or none, has its name now, and can be written: puts that in the place of the old one, wherever this
-  // process has it open.
+  // If another file has the name now, or none has and one can be made, replaces the old file everywhere in this
+  // process.
   void Look();
 
  private:
@@ -26,7 +26,7 @@ class LogFile {
   ino_t inode_ = 0;
 };
 
-// Looks after a log for ever.
+// Keeps a log in this way for ever.
 void KeepLogFile(LogFile* log);
 
 }  // namespace pytriton::guard

@@ -53,7 +53,7 @@ bool ModelReadiness::IsAnyForsaken() {
 }
 
 bool ModelReadiness::IsForsakenLocked(const std::string& name, uint64_t version) const {
-  std::unordered_map<const void*, bool> whole;  // by how often it is loaded
+  std::unordered_map<const void*, bool> whole;  // one entry for each time that the model is loaded
   for (const auto& [key, instance] : instances_) {
     if (instance.name != name || instance.version != version) continue;
     const auto at = whole.emplace(instance.model, true).first;

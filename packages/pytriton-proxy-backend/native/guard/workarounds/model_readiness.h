@@ -1,7 +1,7 @@
-// Which models have nobody who serves them, by what their backend says.
+// Which models nobody serves, according to their backend.
 //
-// Bug: tritonserver asks no backend whether a model is ready, and serves one without workers as ready.
-// Until: 2.64 for the readiness of a model, 2.68 for that of the server.
+// Bug: tritonserver does not ask a backend whether a model is ready, and reports one without workers as ready. Until:
+// 2.64 for the readiness of a model, 2.68 for that of the server.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace pytriton::guard {
 
-// Whether an instance of a model has a worker. It is not called any more once the instance is removed.
+// Returns whether an instance of a model has a worker. It is not called any more once the instance is removed.
 using IsServed = bool (*)(const void* instance);
 
 class ModelReadiness {
@@ -20,14 +20,14 @@ class ModelReadiness {
   // Nobody who serves the instance reads the parameters of requests.
   void IgnoreParameters(const void* instance);
   void Remove(const void* instance);
-  // Whether a version reads the parameters of requests, as far as is known; -1 is the newest.
+  // Whether a version is known to read the parameters of requests, or may; -1 is the newest version.
   bool HasParameters(const std::string& name, int64_t version);
-  // Whether a version has an instance without a worker; -1 is the newest. False of a model of another backend. Where it
-  // is loaded twice, as while another configuration takes over, one that is whole is enough.
+  // Whether a version has an instance without a worker; -1 is the newest. False for a model of another backend. If a
+  // model is loaded twice, because another configuration takes over, one complete load is enough.
   bool IsForsaken(const char* name, int64_t version);
-  // Whether one of all models is.
+  // Whether this is true of any model.
   bool IsAnyForsaken();
-  // Triton's own option: a server that is not strict is ready whatever becomes of its models.
+  // Sets Triton's own option: a server that is not strict is ready whatever happens to its models.
   void SetStrict(bool strict) { is_strict_ = strict; }
 
  private:
@@ -43,7 +43,7 @@ class ModelReadiness {
 
   std::mutex mutex_;
   std::unordered_map<const void*, Instance> instances_;
-  bool is_strict_ = true;  // written before the server is there
+  bool is_strict_ = true;  // written before the server exists
 };
 
 }  // namespace pytriton::guard

@@ -15,16 +15,16 @@
 namespace pytriton::guard {
 namespace {
 
-// Before the same is logged again.
+// The same message is logged again only after this time.
 constexpr time_t kSayAgainSeconds = 10;
-// How long the request of a caller who is turned away is waited for, and all others who come with it.
+// How long the guard waits for the request of a caller who is turned away; all other callers wait meanwhile.
 constexpr int kTurnedAwayMs = 10;
 
-// Kept for the time when the process may open nothing more.
+// This descriptor is closed when the process can open no more, to accept a caller.
 std::atomic<int> g_spare{-1};
 
-// Answers the first of a caller's requests, where it has come with the connection and has no body. The server is alive; for
-// others it has no descriptor.
+// Answers the first request of a caller, if it has come with the connection and has no body: that the server is alive,
+// and for all other requests that it has no descriptor.
 void AnswerTurnedAway(int fd) {
   constexpr std::string_view kLive = "GET /v2/health/live ";
   constexpr std::string_view kAlive = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";

@@ -10,10 +10,10 @@ namespace pytriton::guard {
 namespace {
 
 constexpr unsigned kStarterPauseSeconds = 2;
-// More than a server takes that waits for its requests, 30 s, and then for its connections.
+// This is longer than a server waits for its requests, 30 s, and then for its connections.
 constexpr unsigned kOrphanSeconds = 45;
 
-// Nothing here takes memory or locks: the server may have broken both.
+// Nothing here takes memory or locks, because the server may have broken both.
 void* WatchStarter(void* given) {
   const auto starter = static_cast<pid_t>(reinterpret_cast<intptr_t>(given));
   while (getppid() == starter) sleep(kStarterPauseSeconds);

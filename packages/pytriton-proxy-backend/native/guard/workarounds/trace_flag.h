@@ -1,8 +1,8 @@
-// Whether the caller of a request wants it traced, as it says in the header `traceparent`.
+// Whether the caller of a request wants it traced, which its header `traceparent` says.
 //
-// Bug: tritonserver traces each request with that header, whatever its flag says. So where the flag says no, the server is not
-// to see the header, and traces as many of such requests as of those that come without.
-// Until: no version of tritonserver is known to do better.
+// Bug: tritonserver traces each request with that header, whatever its flag says. So if the flag says no, the server
+// does not get to see the header, and traces as many of these requests as of those without it. Until: no version of
+// tritonserver is known to do better.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace pytriton::guard {
 
 constexpr std::string_view kTraceHeader = "traceparent";
 
-// Whether tritonserver is told to make spans for OpenTelemetry, with options that it takes at its start alone.
+// Whether tritonserver makes spans for OpenTelemetry; only options at its start can say so.
 inline bool MakesSpans(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strstr(argv[i], "mode=opentelemetry") != nullptr) return true;
@@ -21,7 +21,7 @@ inline bool MakesSpans(int argc, char** argv) {
   return false;
 }
 
-// Whether a value of the header has the flag that is off: "00-<32 digits>-<16 digits>-00".
+// Whether a value of the header has the flag off: "00-<32 digits>-<16 digits>-00".
 inline bool IsUnsampled(std::string_view value) {
   constexpr size_t kTrace = 3, kSpan = 36, kFlags = 53, kSize = 55;
   while (!value.empty() && (value.front() == ' ' || value.front() == '\t')) value.remove_prefix(1);
