@@ -170,7 +170,7 @@ def target_arch() -> str:
 
 
 def machine_compiler() -> tuple[str, ...] | None:
-    """Return the command of this machine's compiler, or `None` where there is none that may be used."""
+    """Return the command of this machine's compiler, or `None` if there is none that may be used."""
     wanted = os.environ.get("PYTRITON_BUILD_WITH_ZIG", "").strip().lower()
     if wanted in ("1", "true", "yes", "on") or target_arch() != platform.machine():
         return None

@@ -49,7 +49,7 @@ def gzip_server() -> Iterator[HostileGrpcServer]:
 
 
 def problem_of(client: Caller, name: str) -> str | None:
-    """What is wrong with how a call to a hostile server ended; `None` where it is as documented."""
+    """What is wrong with how a call to a hostile server ended; `None` if it is as documented."""
     try:
         return f"{name}: answered with {client.infer()}"
     except PyTritonClientError as error:

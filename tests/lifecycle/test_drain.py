@@ -44,7 +44,7 @@ CALLERS = 6
 
 
 def status(address: str, path: str = "/v2/health/ready") -> int:
-    """Gives the status of a GET; 0 where nobody answers."""
+    """Gives the status of a GET; 0 if nobody answers."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
     try:
         connection.request("GET", path)

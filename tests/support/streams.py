@@ -17,7 +17,7 @@ class Event(NamedTuple):
     """One thing that came."""
 
     request_id: str  # whom it is for; empty where Triton does not say
-    value: Any = None  # the first element of the output `y`, `None` where there is none
+    value: Any = None  # the first element of the output `y`, `None` if there is none
     # The response parameters, but for the final flag.
     parameters: dict[str, Any] = {}  # noqa: RUF012 - never written
     final: bool = False  # whether nothing more comes for the request

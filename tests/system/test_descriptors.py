@@ -194,7 +194,7 @@ def test_a_server_may_open_as_many_as_the_system_lets_it() -> None:
 
 
 def status(url: str, path: str) -> int | None:
-    """Return the status of an answer; `None` where there is none, as for a request that comes late."""
+    """Return the status of an answer; `None` if there is none, as for a request that comes late."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return call(url, "GET", path)[0]
     return None

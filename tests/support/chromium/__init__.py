@@ -44,7 +44,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def text(self, selector: str) -> str:
-        """Return what is shown there now; nothing where there is no such element."""
+        """Return what is shown there now; nothing if there is no such element."""
         from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 
         try:

@@ -182,7 +182,7 @@ class Caller:
         self._client = client.with_options(timeout_s=options["inference_timeout_s"]) if kind in DECOUPLED else client
 
     def infer(self) -> list[list[float] | None]:
-        """Infer one sample; gives the values of `y` in each response, `None` where it is not among the outputs."""
+        """Infer one sample; gives the values of `y` in each response, `None` if it is not among the outputs."""
         given = np.ones(2, np.float32)
         if self.kind == "decoupled":
             results = list(self._client.infer_sample(given))

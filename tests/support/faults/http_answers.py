@@ -27,7 +27,7 @@ class Reader:
         self._stream = connection.makefile("rb")
 
     def next(self, request: bytes) -> Answer | None:
-        """Return the answer to a request; None where the connection ends in front of it."""
+        """Return the answer to a request; None if the connection ends in front of it."""
         line = self._stream.readline()
         if not line:
             return None

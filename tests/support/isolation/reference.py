@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     """What its caller gets."""
 
     outputs: dict[str, RawTensor]  # by name; none for an error
-    code: str = ""  # that of the error, by Triton's name; empty where there is none
+    code: str = ""  # that of the error, by Triton's name; empty if there is none
     error: str = ""  # its text, or a part of that
 
 

@@ -40,7 +40,7 @@ struct Requests {
   PyObject* make;   // a reference of its own, because the object may live longer than its lane
   PyObject* block;  // the base of the arrays, which keeps their memory
   PyObject *columns, *metadata;
-  PyObject* raw;       // the record up to its payloads, or None where it is that of the metadata
+  PyObject* raw;       // the record up to its payloads, or None if it is that of the metadata
   Likeness likeness;   // of the record and the metadata
   uint64_t number, received_ns, sent_ns;
 };

@@ -26,7 +26,7 @@ constexpr int kCompletePlace = 2;  // Not 0 once the script has bound all of its
 constexpr int kEndingPlace = 3;  // Not 0 once the server is to end, and takes no more requests for inference.
 // How many requests for inference there are in the server, a number of four bytes.
 constexpr int kRequestsPlace = 4;
-constexpr int kReachedPlace = 8;  // From here on a byte for each `Protection`, not 0 where it was reached.
+constexpr int kReachedPlace = 8;  // From here on a byte for each `Protection`, not 0 if it was reached.
 // Models that have counts of their own; the first entry is that of requests without a model.
 constexpr int kCountedModels = 1024;
 constexpr int kCountedName = 248;  // Bytes of the name of such a model.

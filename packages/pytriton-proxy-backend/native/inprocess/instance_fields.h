@@ -22,8 +22,8 @@ struct InstanceFields {
   Lane* lane;  // That of plain batches; `None` where Python serves every batch.
   // What the answers of all models may take that are given again; 0 where those of this one are not.
   uint64_t cache_bytes;
-  uint64_t cost_limit;  // What a batch may cost; 0 where that is not counted.
-  uint64_t cost_overhead;  // What a batch costs by itself; 0 where that is to be found.
+  uint64_t cost_limit;  // What a batch may cost; 0 if that is not counted.
+  uint64_t cost_overhead;  // What a batch costs by itself; 0 if that is to be found.
   uint64_t cost_alike;  // A bit for each input that is as long as the others which have one.
   uint32_t cost_packed;  // Whether inputs lie behind each other, and nothing is padded.
   uint32_t cost_alone;  // Whether a request that costs more is served by itself.

@@ -489,7 +489,7 @@ class Worker {
     Send(MessageType::kSegment, segment, "", arena_);
   }
 
-  // False where the connection has ended.
+  // False if the connection has ended.
   bool Send(MessageType type, Message message, const std::string& body, int fd = -1) {
     message.type = static_cast<uint16_t>(type);
     std::string error;

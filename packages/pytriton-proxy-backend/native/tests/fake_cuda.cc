@@ -101,7 +101,7 @@ int Leave(const char* function, int result, uint64_t size = 0) {
   return result;
 }
 
-// With the lock. Null where an address is not that of a device.
+// With the lock. Null if an address is not that of a device.
 const Memory* Find(const void* address, uint64_t* offset) {
   auto found = fake.memory.upper_bound(reinterpret_cast<uintptr_t>(address));
   if (found == fake.memory.begin()) return nullptr;
@@ -110,7 +110,7 @@ const Memory* Find(const void* address, uint64_t* offset) {
   return *offset < found->second.size ? &found->second : nullptr;
 }
 
-// With the lock. Where the bytes of an address lie, of the host or of a device. It is null where they end too early, or
+// With the lock. Where the bytes of an address lie, of the host or of a device. It is null if they end too early, or
 // are those of a device that is not the current one, which the real one would allow.
 uint8_t* Bytes(const void* address, uint64_t size, bool on_device, bool any_device) {
   uint64_t offset = 0;

@@ -45,7 +45,7 @@ std::array<char, kSize> Message(uint32_t from, uint32_t number) {
   return message;
 }
 
-// Reads a message as a thread of the front end does; false where there is none.
+// Reads a message as a thread of the front end does; false if there is none.
 bool Read(HttpDeferrals* deferrals, const Pipe& pipe, uint32_t* from, uint32_t* number) {
   std::array<char, kSize> message;
   const ssize_t size = recv(pipe.reader, message.data(), kSize, 0);

@@ -77,7 +77,7 @@ def ask(program: Path, what: str, lines: Sequence[str]) -> list[str]:
 
 
 def parse(content: bytes) -> Any:
-    """Return the request of a message, None where it is none for protobuf."""
+    """Return the request of a message, None if it is none for protobuf."""
     with contextlib.suppress(DecodeError):
         return service_pb2.ModelInferRequest.FromString(content)
     return None

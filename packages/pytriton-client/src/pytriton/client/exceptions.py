@@ -156,7 +156,7 @@ class PyTritonClientInferenceServerError(PyTritonClientError):
         model_name: The model that the client was made for.
         model_version: The version that the client was made for; ``None`` is the latest.
         status: Triton's status: a number in text over HTTP (``"400"``), a name over gRPC (``"INVALID_ARGUMENT"``),
-            ``None`` where the client itself found that it cannot talk to this model.
+            ``None`` if the client itself found that it cannot talk to this model.
         server_message: The text of the server alone.
     """
 

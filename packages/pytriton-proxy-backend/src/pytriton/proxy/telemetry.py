@@ -69,7 +69,7 @@ def get_telemetry_tracer() -> Tracer | None:
 
     Returns:
         The first there is of: the one that was set; inside a callable, that of its model; that of the tracer provider
-        of the process. `None` where there is none.
+        of the process. `None` if there is none.
     """
     tracer: Tracer | None = tracers.find_tracer(tracers.worker_tracer())
     return tracer
@@ -213,7 +213,7 @@ def traced_span(request: Any, span_name: str, **kwargs: Any) -> Iterator[Span | 
         **kwargs: Further arguments of `opentelemetry.trace.Tracer.start_as_current_span`, such as `attributes`.
 
     Yields:
-        The span; `None` where the request is not traced.
+        The span; `None` if the request is not traced.
     """
     root = request.span
     tracer = None if root is None else tracers.tracer_of(root)

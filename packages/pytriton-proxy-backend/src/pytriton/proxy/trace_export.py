@@ -49,7 +49,7 @@ def require_telemetry() -> None:
 class TraceSettings:
     """What `trace_config` says about spans."""
 
-    url: str | None = None  # the collector's; `None` where it is not said
+    url: str | None = None  # the collector's; `None` if it is not said
     resource: dict[str, str] = field(default_factory=dict)  # attributes of whoever makes the spans
     # How spans are collected and sent: numbers, under the SDK's names.
     processor: dict[str, Any] = field(default_factory=dict)

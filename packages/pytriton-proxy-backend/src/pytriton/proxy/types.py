@@ -122,7 +122,7 @@ class Request(_Arrays):
             data: The inputs, each of shape `(batch, *tensor.shape)` where the model batches, else `tensor.shape`.
             parameters: Request parameters, and HTTP or gRPC headers that the server was told to forward.
             span: See the attribute.
-            requested_output_names: The outputs that the caller wants; `None` where it is not known.
+            requested_output_names: The outputs that the caller wants; `None` if it is not known.
             request_id: The caller's id of the request.
             priority: Its priority, 0 is the model's default.
             timeout_us: Its timeout in the queue in microseconds, 0 is none.
@@ -169,22 +169,22 @@ class Request(_Arrays):
 
     @property
     def request_id(self) -> str:
-        """The caller's id of the request, empty where there is none."""
+        """The caller's id of the request, empty if there is none."""
         return self._load_fields().request_id
 
     @property
     def priority(self) -> int:
-        """The priority that the caller gave, 0 where it gave none."""
+        """The priority that the caller gave, 0 if it gave none."""
         return self._load_fields().priority
 
     @property
     def timeout_us(self) -> int:
-        """The timeout in Triton's queue in microseconds that the caller gave, 0 where it gave none."""
+        """The timeout in Triton's queue in microseconds that the caller gave, 0 if it gave none."""
         return self._load_fields().timeout_us
 
     @property
     def correlation_id(self) -> int | str:
-        """The sequence that the request belongs to, 0 where it belongs to none."""
+        """The sequence that the request belongs to, 0 if it belongs to none."""
         return self._load_fields().correlation_id
 
     @property
@@ -199,7 +199,7 @@ class Request(_Arrays):
 
     @property
     def trace_context(self) -> str:
-        """The W3C trace context that Triton's tracing carries, empty where it does not trace."""
+        """The W3C trace context that Triton's tracing carries, empty if it does not trace."""
         return self._load_fields().trace_context
 
     def is_cancelled(self) -> bool:
@@ -239,7 +239,7 @@ class Request(_Arrays):
         return fields
 
     def traced_span(self, span_name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager for a tracing span below this request's; it does nothing where nothing is traced.
+        """Return a context manager for a tracing span below this request's; it does nothing if nothing is traced.
 
         Args:
             span_name: The name of the span.

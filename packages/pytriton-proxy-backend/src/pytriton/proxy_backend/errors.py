@@ -126,7 +126,7 @@ class WorkerProcessError(ProxyBackendError):
         reason: The text without the lines that it wrote.
         model_name: The model that it was to serve.
         number: Which of the model's workers it is, from 0 on.
-        exit_code: How its last process ended: negative for a signal, `None` where that is not known.
+        exit_code: How its last process ended: negative for a signal, `None` if that is not known.
         crashes: How many processes ended by themselves within the time that counts.
         log_lines: The last lines that its processes wrote, oldest first.
     """
@@ -188,8 +188,8 @@ class OutputError(ProxyBackendError, ValueError):
 
     Attributes:
         model_name: The model that was asked.
-        output_name: The output in question, `None` where the whole result is.
-        request_index: Its place in the batch, `None` where the whole result is in question.
+        output_name: The output in question, `None` if the whole result is.
+        request_index: Its place in the batch, `None` if the whole result is in question.
         expected: What would have been right.
         received: What came.
     """

@@ -210,7 +210,7 @@ class _Child:
                 close_tracer()
 
     def _make_golden(self, job: WorkerJob) -> Golden | None:
-        """Make what records the outputs of the warm-up, or compares them; `None` where that is not wanted."""
+        """Make what records the outputs of the warm-up, or compares them; `None` if that is not wanted."""
         if job.golden is None:
             return None
         known = job.golden["known"] or None

@@ -48,7 +48,7 @@ class ListedModel:
     counts: "Counts | None"
     """How many requests it has answered; None if the server does not say."""
     use: "ModelUse | None" = None
-    """How its worker processes are used; None where they never sleep, or the server does not say."""
+    """How its worker processes are used; None if they never sleep, or the server does not say."""
 
     @property
     def state(self) -> str:

@@ -35,7 +35,7 @@ class ModelDescription:
     has_parent: bool = False
     """Whether its workers are forked from a parent when they wake, with `ProcessWorker(sleep="parent")`."""
     memory_bytes: int | None = None
-    """What its worker processes take, of what they share with others their part (PSS); None where it may not sleep and
+    """What its worker processes take, of what they share with others their part (PSS); None if it may not sleep and
     there is no memory budget, and while the server does not run."""
     last_used: float | None = None
     """When somebody called it last, or it came awake, as seconds of the Unix epoch; None likewise."""

@@ -51,7 +51,7 @@ class ServerLife:
         self._models = models
         self._context = context
         self.session: Session | None = None
-        """The server with its models; None where there is none."""
+        """The server with its models; None if there is none."""
         self.start_s = 0.0
         """How long it took until the models of the session were served, in seconds."""
         self.failure: BaseException | None = None

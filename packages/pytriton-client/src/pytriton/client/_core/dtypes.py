@@ -48,7 +48,7 @@ def dtype_of(datatype: str) -> type[np.generic]:
 
 
 def datatype_of(dtype: Any) -> str | None:
-    """Return the data type of the protocol for a numpy type, or ``None`` where it has none."""
+    """Return the data type of the protocol for a numpy type, or ``None`` if it has none."""
     known = np.dtype(dtype)
     if known.kind in "SUOT":
         return "BYTES"

@@ -48,10 +48,10 @@ class ModelResult(dict[str, Any]):
         model_version: The version that answered, also where the client asked for the latest.
 
     Attributes:
-        parameters: What the callable added to its response; empty where it added nothing.
+        parameters: What the callable added to its response; empty if it added nothing.
         request_id: The id of the request that this answers; ``""`` where the server did not say.
         model_name: The model that answered.
-        model_version: The version that answered, as text; ``None`` where the server did not say.
+        model_version: The version that answered, as text; ``None`` if the server did not say.
         is_followed: Whether it is known that the next result, or the end of the stream, is there already, so that what
             hands results on may send several together. The clients that applications use do not tell.
     """
@@ -156,7 +156,7 @@ class InferResponse:
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # what the callable added
     request_id: str = ""  # the id of the request that this answers
     model_name: str = ""  # the model that answered; ``""`` where the server did not say
-    model_version: str | None = None  # the version that answered; ``None`` where the server did not say
+    model_version: str | None = None  # the version that answered; ``None`` if the server did not say
     is_final: bool = True  # whether no other response to the request follows
     is_followed: bool = False  # whether the next one, or the end, is known to be there already
 
@@ -312,7 +312,7 @@ def _pair(spec: ModelSpec, call: InferCall) -> list[tuple[TensorSpec, object]]:
 
 
 def _find_meant(given: Collection[str], spec: ModelSpec) -> str:
-    """Return a question whether an input was meant by a name that is none; empty where none is near."""
+    """Return a question whether an input was meant by a name that is none; empty if none is near."""
     left = [tensor.name for tensor in spec.inputs if tensor.name not in given]
     for name in given:
         if all(tensor.name != name for tensor in spec.inputs):

@@ -28,7 +28,7 @@ class TensorSpec:
         shape: Without the batch axis where the model has one; -1 is any length.
         dtype: The numpy scalar type of an element; ``np.bytes_`` for strings.
         optional: Whether a request may leave it out.
-        hint: What the author of the model calls its type, such as ``"list[str]"``; empty where nobody tells.
+        hint: What the author of the model calls its type, such as ``"list[str]"``; empty if nobody tells.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ModelSpec:
     Attributes:
         model_name: The name on the server.
         model_version: The version that the client asked for; ``None`` is the latest.
-        max_batch_size: The most samples in one request; 0 where the model takes one sample at a time.
+        max_batch_size: The most samples in one request; 0 if the model takes one sample at a time.
         batching: Whether requests carry a batch axis.
         decoupled: Whether one request may get any number of responses.
         inputs: In the order of positional arguments.

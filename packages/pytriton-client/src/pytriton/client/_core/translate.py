@@ -69,7 +69,7 @@ class Operation:
     doing: str  # in words, to follow "during"
     url: str  # the server
     timeout_s: float  # how long it may take, in seconds
-    model_name: str | None = None  # the model; ``None`` where it is about the server alone
+    model_name: str | None = None  # the model; ``None`` if it is about the server alone
     model_version: str | None = None  # the version; ``None`` is the latest
     note: str = ""  # a sentence for errors of the connection, such as one about a proxy
     client: str = "ModelClient"  # the class of the client

@@ -49,9 +49,9 @@ class StreamReader:
         return self._read_anew(data, is_followed=is_followed)
 
     def read_text(self, data: bytes, name: str) -> bytes | None:
-        """Return what an output of strings has in a message: all of them, or nothing where it lacks the output.
+        """Return what an output of strings has in a message: all of them, or nothing if it lacks the output.
 
-        None where the message says only that no other follows.
+        None if the message says only that no other follows.
         """
         size = len(data)
         around = self._around_texts.get(size)
@@ -127,7 +127,7 @@ def _made(outputs: Any, like: InferResponse, *, is_followed: bool) -> InferRespo
 
 
 def _find_contents(data: bytes, at: int, count: int) -> tuple[int, int] | None:
-    """Return where the bytes of tensors begin and end among the fields of a response; None where they are apart."""
+    """Return where the bytes of tensors begin and end among the fields of a response; None if they are apart."""
     begin = end = found = 0
     try:
         for key, start, _, after in fields(data, at):

@@ -57,7 +57,7 @@ class GenerateReader:
         self._searched = max(0, len(self._data) - len(_EVENT_END) + 1)
 
     def next_response(self, operation: Operation) -> InferResponse | None:
-        """Return the next response; ``None`` where a piece is missing."""
+        """Return the next response; ``None`` if a piece is missing."""
         if not self._events:
             if len(self._data) > self._max_bytes:
                 text = (

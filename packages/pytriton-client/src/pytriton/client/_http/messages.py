@@ -109,7 +109,7 @@ def _read_answer(question: Question, content: Any) -> Any:
 
 
 def _read_shown_models(page: HttpResponse) -> dict[str, str] | None:
-    """Return the ready models on a server's page; ``None`` where there is no such page."""
+    """Return the ready models on a server's page; ``None`` if there is no such page."""
     if page.status == _OK:
         with contextlib.suppress(*UNREADABLE):
             shown = parse_json(bytes(page.body))["models"]

@@ -75,7 +75,7 @@ def check_tunnel(head: bytes) -> None:
 
 
 def describe_proxy(url: TritonUrl) -> str:
-    """Return a sentence for errors about the proxy that comes before a server; empty where there is none."""
+    """Return a sentence for errors about the proxy that comes before a server; empty if there is none."""
     proxy = _find_http_proxy(url) if url.protocol == "http" else _find_grpc_proxy(url)
     if proxy is None:
         return ""

@@ -58,7 +58,7 @@ def require_requests(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
 
 
 def get_batched_inputs(requests: Sequence[Any]) -> Mapping[str, Any] | None:
-    """Return the inputs of a batch as one array over all requests each; None where the server has not joined them.
+    """Return the inputs of a batch as one array over all requests each; None if the server has not joined them.
 
     If it has, all requests have the same inputs, and decorators need not check each of them.
     """
@@ -69,7 +69,7 @@ def get_batched_inputs(requests: Sequence[Any]) -> Mapping[str, Any] | None:
 
 
 def find_requests(args: tuple[Any, ...]) -> Sequence[Any] | None:
-    """Return the requests that a callable was called with; None where it was called with arrays by name.
+    """Return the requests that a callable was called with; None if it was called with arrays by name.
 
     They are the last of `args`: an object or a class may precede them.
     """

@@ -27,7 +27,7 @@ class Scope:
         requests, of whose rows it covers those with the indices `rows`.
         """
         self._source = source
-        self.sizes = sizes  # the rows of each request; None where nobody has counted them
+        self.sizes = sizes  # the rows of each request; None if nobody has counted them
         self.unbatched = unbatched  # names of inputs that have no batch axis any more, because `@first_value` took it
         self._outer = outer
         self._rows = rows

@@ -70,7 +70,7 @@ class Layer:
     """A decorator on a callable."""
 
     traits: DecoratorTraits  # what it does to the arguments
-    below: Any  # that callable, bound to its object where it is a method; `None` where it is not known to which object
+    below: Any  # that callable, bound to its object where it is a method; `None` if it is not known to which object
 
 
 def decorator(prepare: Prepare, traits: DecoratorTraits) -> Callable[[Any], Any]:

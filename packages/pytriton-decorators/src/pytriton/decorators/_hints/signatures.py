@@ -128,11 +128,11 @@ class ModelSignature:
         """Check that what was said elsewhere about the model agrees with the hints.
 
         Args:
-            inputs: Its inputs, each with `name`, `shape`, `dtype` and `optional`; None where nothing was said of them.
+            inputs: Its inputs, each with `name`, `shape`, `dtype` and `optional`; None if nothing was said of them.
             outputs: Its outputs, likewise.
             batching: Whether its tensors have a batch axis.
             decoupled: Whether a request may have several responses.
-            cost: What a batch may cost; None where that is not counted.
+            cost: What a batch may cost; None if that is not counted.
 
         Raises:
             PyTritonValidationError: It does not.
@@ -269,7 +269,7 @@ def _with_long_outputs(cost: Cost, arguments: Mapping[str, Value], outputs: Mapp
 
 
 def _free_sizes(value: Value) -> list[int | str]:
-    """Return the sizes of each sample that vary, as they are named; -1 where they are not."""
+    """Return the sizes of each sample that vary, as they are named; -1 if they are not."""
     return [size for size in value.dims[1:] if isinstance(size, str) or size == -1]
 
 

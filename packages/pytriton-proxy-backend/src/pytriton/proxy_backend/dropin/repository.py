@@ -47,7 +47,7 @@ class DropInModel:
     """A folder of a model repository that is ours."""
 
     path: Path  # the folder
-    manifest: Manifest | None  # what was written when, `None` where the manifest itself cannot be read
+    manifest: Manifest | None  # what was written when, `None` if the manifest itself cannot be read
     edits: tuple[str, ...]  # in words, where the folder differs from its manifest; empty if nowhere
 
 

@@ -121,7 +121,7 @@ class IdleRule:
 
     idle_timeout_s: float | None  # after so long without a request, in seconds; `None` is never
     attach_timeout_s: float  # how long a request waits for the process, in seconds, as far as the model itself says it
-    # Why the instance stays awake although the others of its supervisor sleep; `None` where that is as it should be.
+    # Why the instance stays awake although the others of its supervisor sleep; `None` if that is as it should be.
     why_not: str | None = None
     can_sleep: bool = False  # whether the process may end when another one needs its memory
 

@@ -51,8 +51,8 @@ class ProxyProtocol(Generic[T]):
         self.segments = PeerSegments(settings.arena_budget_bytes)  # those of the worker
         self.in_flight: dict[int, T] = {}  # the batches that it has, by number
         self.lent: dict[Place, tuple[Block, T]] = {}  # the blocks that the worker reads, with their batches, by place
-        self.refusal = ""  # why the worker was refused; empty where it was not
-        # Since when nothing came from it, after a batch of its took too long; `None` where that is not so.
+        self.refusal = ""  # why the worker was refused; empty if it was not
+        # Since when nothing came from it, after a batch of its took too long; `None` if that is not so.
         self.silent_since: float | None = None
         self.acknowledgement_due = False  # whether the worker is to get blocks of its memory back at once
         self._settings = settings

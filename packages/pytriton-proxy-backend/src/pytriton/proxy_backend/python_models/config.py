@@ -29,12 +29,12 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Return numpy's type of a number of Triton's; `None` where there is none."""
+    """Return numpy's type of a number of Triton's; `None` if there is none."""
     return _TYPE_OF_NUMBER.get(data_type)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """Return the number of Triton's data type of a type of numpy's; `None` where there is none."""
+    """Return the number of Triton's data type of a type of numpy's; `None` if there is none."""
     for number, known in _TYPE_OF_NUMBER.items():
         if data_type == known:
             return number
@@ -42,12 +42,12 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a configuration says of an input; `None` where it has none of that name."""
+    """Return what a configuration says of an input; `None` if it has none of that name."""
     return _named(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a configuration says of an output; `None` where it has none of that name."""
+    """Return what a configuration says of an output; `None` if it has none of that name."""
     return _named(model_config.get("output", ()), name)
 
 

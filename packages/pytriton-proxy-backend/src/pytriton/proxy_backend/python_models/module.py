@@ -59,7 +59,7 @@ _UTILS: dict[str, Any] = {
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> tensors.Tensor | None:
-    """Return the input of a request that has a name; `None` where it has none."""
+    """Return the input of a request that has a name; `None` if it has none."""
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor
@@ -67,7 +67,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> tensors.Tensor | None:
-    """Return the output of a response that has a name; `None` where it has none."""
+    """Return the output of a response that has a name; `None` if it has none."""
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor

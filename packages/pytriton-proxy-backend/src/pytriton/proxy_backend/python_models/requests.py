@@ -66,7 +66,7 @@ class InferenceTrace:
         self.parent = parent
 
     def get_context(self) -> str | None:
-        """Return its W3C trace context as a JSON text; `None` where there is none."""
+        """Return its W3C trace context as a JSON text; `None` if there is none."""
         return self._context or None
 
 

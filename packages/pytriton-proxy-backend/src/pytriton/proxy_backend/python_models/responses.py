@@ -133,7 +133,7 @@ def output_names(response: InferenceResponse) -> list[str]:
 def response_data(
     request: int, response: InferenceResponse | None, wanted: Sequence[str], *, final: bool
 ) -> ResponseData:
-    """Return a response as it is sent; `None` where the model only ends the stream."""
+    """Return a response as it is sent; `None` if the model only ends the stream."""
     if response is None:
         return ResponseData(request, empty=True)
     error = response._error

@@ -185,7 +185,7 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
             `StringDType`.
 
     Returns:
-        The bytes; an empty tuple where there is no element, and `None` where the array is of another kind.
+        The bytes; an empty tuple where there is no element, and `None` if the array is of another kind.
     """
     if input_tensor.size == 0:
         return ()

@@ -151,7 +151,7 @@ class MemoryCaller:
     """A worker's connection to a `MemoryListener`, before it has greeted."""
 
     def __init__(self, address: str) -> None:
-        self.token = b""  # what to greet with; empty where there is nobody to share memory with
+        self.token = b""  # what to greet with; empty if there is nobody to share memory with
         self._channel: socket.socket | None = None
         path = memory_path(address)
         if path is None:

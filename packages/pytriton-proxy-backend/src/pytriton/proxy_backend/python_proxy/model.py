@@ -204,7 +204,7 @@ class TritonCaller:
         backend: `triton_python_backend_utils`.
         codec: Makes tensors.
         request: The request.
-        sender: What answers it; `None` where it is answered by what `execute` returns.
+        sender: What answers it; `None` if it is answered by what `execute` returns.
         has_parameters: Whether responses can have parameters.
     """
 
@@ -345,7 +345,7 @@ def _printable(text: str) -> str:
 
 
 def _sender(request: Any) -> Any:
-    """Return what answers a request later; `None` where the server has that for decoupled models alone."""
+    """Return what answers a request later; `None` if the server has that for decoupled models alone."""
     try:
         return request.get_response_sender()
     except Exception:  # the type of the error differs from version to version

@@ -54,7 +54,7 @@ class BatchSource(ResponseSink, Protocol):
 
     @property
     def pacing(self) -> Pacing | None:
-        """What says which streams are to pause; `None` where nothing does."""
+        """What says which streams are to pause; `None` if nothing does."""
 
     def receive(self) -> Batch | None:
         """Wait for the next batch; `None` when there will be none."""
@@ -124,8 +124,8 @@ class Service:
         self.counters = Counters() if counters is None else counters  # where it is counted what happens
         self.failures = FailureLog()  # which failures are written to the log
         self.is_logged = False  # whether there is a record of every request
-        self.golden: Golden | None = None  # takes the outputs of the warm-up; `None` where nobody compares them
-        self.pacing: Pacing | None = None  # says which streams are to pause; `None` where nothing does
+        self.golden: Golden | None = None  # takes the outputs of the warm-up; `None` if nobody compares them
+        self.pacing: Pacing | None = None  # says which streams are to pause; `None` if nothing does
         self._cost_rule = None if model.cost is None else CostRule(model)
         # A call for the whole batch, which a callable under `@batch` offers, and which makes no objects for each
         # request. It takes the inputs over the whole batch, the rows of each request, and a function that makes the

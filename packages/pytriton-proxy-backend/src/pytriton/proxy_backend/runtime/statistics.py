@@ -69,7 +69,7 @@ class WorkerStatistics:
         failed_requests: Requests that were answered with an error, by its kind: `callable` (it raised), `returned` (an
             error in the place of a result), `output` (a result that cannot be sent), `memory` (no room in shared
             memory), `input` (a batch that cannot be read, counted as one), `cancelled` (the caller gave up, and the
-            callable was cancelled for it). Every kind is there, with 0 where none came.
+            callable was cancelled for it). Every kind is there, with 0 if none came.
         cancelled_requests: Requests of which the worker was told that nobody waits for them any more: their callers
             gave up, or they took longer than the execution timeout.
         rows: The sizes of the batches, in rows.
@@ -136,7 +136,7 @@ class Counters:
     __slots__ = ("_left", "_lock", "_numbers", "_parts", "accelerated", "meters")
 
     def __init__(self, file: int | None = None) -> None:
-        self.meters: Meters | None = None  # who is told of everything as well; `None` where nobody asks
+        self.meters: Meters | None = None  # who is told of everything as well; `None` if nobody asks
         # A view keeps its memory alive.
         memory = bytearray(COUNTERS_BYTES) if file is None else mmap.mmap(file, COUNTERS_BYTES)
         self._numbers = memoryview(memory).cast("Q")

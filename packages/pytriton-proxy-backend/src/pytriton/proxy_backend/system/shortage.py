@@ -36,7 +36,7 @@ def explain(error: OSError, advice: str = "") -> str:
 def advise(text: str) -> str:
     """Return what to do about an error of this process, or of one that it has started.
 
-    Empty where nothing has run out.
+    Empty if nothing has run out.
     """
     if _WHOLE_MACHINE in text:
         return "The whole machine has run out of file descriptors: close some, or raise the limit (sysctl fs.file-max)."

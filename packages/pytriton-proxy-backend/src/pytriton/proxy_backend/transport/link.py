@@ -50,7 +50,7 @@ class Link(abc.ABC):
 
     @property
     def pacing(self) -> PacedConnection | None:
-        """What says which streams are to pause; `None` where nothing does."""
+        """What says which streams are to pause; `None` if nothing does."""
         return None
 
     # ---- receiving ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class PacedConnection(ABC):
 
     @property
     def pacing(self) -> PacedConnection | None:
-        """What says which streams are to pause; `None` where the proxy backend does not."""
+        """What says which streams are to pause; `None` if the proxy backend does not."""
         return self if self.protocol.welcome.capabilities & Capability.PACE else None
 
     def must_wait(self, number: int) -> bool:

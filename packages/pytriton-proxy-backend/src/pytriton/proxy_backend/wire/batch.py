@@ -49,7 +49,7 @@ class BatchMetadata(Metadata):
         tensors: The inputs.
         columns: Name, shape, dtype and offset of each input, where all are numbers over the whole batch, as nearly
             always; else `None`.
-        uniform_outputs: The outputs that all requests want; `None` where they want different ones.
+        uniform_outputs: The outputs that all requests want; `None` if they want different ones.
         size: Number of requests, rows, and bytes of the inputs.
         layouts: The layouts of the responses to such batches.
         is_untraced: Whether somebody looked, and found no trace context.
@@ -186,7 +186,7 @@ class Batch:
         self.sent_ns = sent_ns  # when the proxy backend sent it, likewise
         self.rows = metadata.rows  # rows of the batch axis, per request; 1 each where the model does not batch
         self.columns = columns  # the inputs that all requests share, each one array over the whole batch
-        # The outputs that all requests want; `None` where they want different ones.
+        # The outputs that all requests want; `None` if they want different ones.
         self.uniform_outputs = metadata.uniform_outputs
         self._block = block
         self._batching = batching

@@ -57,7 +57,7 @@ def read_header(packet: Buffer, size: int) -> Header:
 
 
 def named_segment(packet: Buffer) -> int:
-    """Return the segment that a packet names; 0 where it names none."""
+    """Return the segment that a packet names; 0 if it names none."""
     return int(_SEGMENT_FIELD.unpack_from(packet)[0]) if len(packet) >= HEADER_SIZE else 0
 
 

@@ -66,7 +66,7 @@ class ResponseData:
 class ResponseWriter:
     """Lays response records out; keeps the layouts of outputs that come again and again.
 
-    The methods for numeric arrays return `None` where the outputs have to be looked at one by one.
+    The methods for numeric arrays return `None` if the outputs have to be looked at one by one.
     """
 
     def __init__(self, join_below: int | None = None, *, batching: bool = True) -> None:

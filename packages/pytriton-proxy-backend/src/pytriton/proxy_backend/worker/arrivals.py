@@ -41,7 +41,7 @@ class Arrivals:
     def add(self, path: Path, callback: Callback) -> bool:
         """Call back each time when a file appears at a path, in the thread of this object, until `remove`.
 
-        The file may be there already. One that was just removed may be called once more. Returns false where a folder
+        The file may be there already. One that was just removed may be called once more. Returns false if a folder
         does not exist or the system watches no more of them.
         """
         with self._lock:

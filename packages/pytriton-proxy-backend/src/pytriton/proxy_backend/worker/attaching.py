@@ -37,10 +37,10 @@ class Attaching:
         self.attached = threading.Event()  # whether it is attached right now
         self.stopping = threading.Event()  # whether it is to end: from then on, nothing is tried again
         self.attempts = Attempts(endpoint)  # when it tries
-        self.connection: Link | None = None  # the connection; `None` where there is none
+        self.connection: Link | None = None  # the connection; `None` if there is none
         # The levels of the records about the begin and the end of its service; lower if somebody else logs them.
         self.level = self.end_level = logging.INFO
-        self.stuck: str | None = None  # why the worker gets no batches although it is alive; `None` where it does
+        self.stuck: str | None = None  # why the worker gets no batches although it is alive; `None` if it does
         self._model = model
         self._endpoint = endpoint
         self._connect = connect

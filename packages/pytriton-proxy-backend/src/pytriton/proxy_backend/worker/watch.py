@@ -72,7 +72,7 @@ class LoopWatch:
 
     Args:
         model_name: Whose loop it is, for the log.
-        work: What it is at: empty where it has nothing to do.
+        work: What it is at: empty if it has nothing to do.
     """
 
     def __init__(self, model_name: str, work: Sized) -> None:
@@ -142,7 +142,7 @@ class LoopWatch:
 
 
 def stack_of(thread: threading.Thread | None) -> str:
-    """Return what a thread does right now, as the last entries of its stack; empty where it is not running."""
+    """Return what a thread does right now, as the last entries of its stack; empty if it is not running."""
     frame = sys._current_frames().get(-1 if thread is None or thread.ident is None else thread.ident)
     if frame is None:
         return ""

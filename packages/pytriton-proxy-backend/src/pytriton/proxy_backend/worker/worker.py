@@ -147,7 +147,7 @@ class Worker:
         self._attaching.level = self._attaching.end_level = level
 
     def wait_warm(self, timeout_s: float) -> None:
-        """Wait until the callable has served the warm-up requests; at once where there are none.
+        """Wait until the callable has served the warm-up requests; at once if there are none.
 
         Raises:
             AttachError: If the warm-up failed, with the callable's error as its cause, or is not over after
@@ -231,7 +231,7 @@ class Worker:
 
     @property
     def stuck(self) -> str | None:
-        """Why it gets no batches although it is alive; `None` where it does.
+        """Why it gets no batches although it is alive; `None` if it does.
 
         Its callable took longer than the model allows and is still at it. It attaches again when the callable returns.
         """

@@ -42,8 +42,8 @@ class Instance(ctypes.Structure):
         owner: What keeps the slab, as long as it is the instance's.
         lane: That of plain batches; `None` where Python serves every batch.
         cache_bytes: What the answers of all models may take that are given again; 0 where those of this one are not.
-        cost_limit: What a batch may cost; 0 where that is not counted.
-        cost_overhead: What a batch costs by itself; 0 where that is to be found.
+        cost_limit: What a batch may cost; 0 if that is not counted.
+        cost_overhead: What a batch costs by itself; 0 if that is to be found.
         cost_alike: A bit for each input that is as long as the others which have one.
         cost_packed: Whether inputs lie behind each other, and nothing is padded.
         cost_alone: Whether a request that costs more is served by itself.
@@ -125,7 +125,7 @@ class Backend:
         self.is_cancelled: Callable[[int, int], bool] = functions["is_cancelled"]
         self.delete: Callable[[int], bool] = functions["delete"]  # deletes a batch that has its answers
         self.new_lane: Callable[..., Any] = functions["new_lane"]  # makes the lane of an instance, see `Lane`
-        # Gives the thread that a lane serves a batch in; 0 where none does.
+        # Gives the thread that a lane serves a batch in; 0 if none does.
         self.lane_thread: Callable[[Any], int] = functions["lane_thread"]
         self.close_lane: Callable[[Any], None] = functions["close_lane"]  # lets a lane go of everything
         self._refuse: Callable[[bytes], None] = functions["refuse"]

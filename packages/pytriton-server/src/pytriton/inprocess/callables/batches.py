@@ -122,7 +122,7 @@ class DirectBatch(Batch):
 
     __slots__ = ("handle",)
 
-    # The batch on the other side; `None` where it is answered. Set by whoever makes the object: a constructor of its
+    # The batch on the other side; `None` if it is answered. Set by whoever makes the object: a constructor of its
     # own, which hands its arguments on, would cost as much as all else about it.
     handle: BatchHandle | None
 

@@ -82,14 +82,14 @@ class NativeCalls:
         self.new: Callable[[int], Any] = functions["new_request"]
         # Makes the request of the C API: given the native side, the server, the name and the version of the model, a
         # dictionary of inputs, and a list that gets those that must live until it is released. Gives its address, or
-        # `None` where an input is neither a plain array nor a tuple of data type, shape, address, size, kind of memory
+        # `None` if an input is neither a plain array nor a tuple of data type, shape, address, size, kind of memory
         # and device.
         self.create: Callable[..., int | None] = functions["create_request"]
         # Gives a request to Triton: native side, server, address of a trace, address of an allocator, events.
         self.submit: Callable[..., None] = functions["submit_request"]
         # Deletes a request that Triton has not got; whether it was so.
         self.withdraw: Callable[[Any], bool] = functions["withdraw_request"]
-        # Waits for the next `ResponseContent` so many nanoseconds; `None` where it did not come, `False` where none
+        # Waits for the next `ResponseContent` so many nanoseconds; `None` if it did not come, `False` where none
         # will come.
         self.take: Callable[[Any, int], Any] = functions["take_response"]
         # Ends the wait and asks Triton to stop the work; whether the request has ended.

@@ -96,7 +96,7 @@ class Options:
         backend_directory: Folder with backends that are used beside those of the server, and before them; `None` for
             those of the server only.
         repo_agent_directory: Folder with repository agents; `None` for none. For this and the other two folders, the
-            ones of Triton's containers in `/opt/tritonserver` stand for `None` where they are not there.
+            ones of Triton's containers in `/opt/tritonserver` stand for `None` if they are not there.
         model_load_device_limits: Limits of the memory that models are loaded into.
         backend_configuration: Settings by name of the backend, such as
             `{"python": {"shm-default-byte-size": "1048576"}}`.

@@ -120,7 +120,7 @@ def _ask(source: Any) -> Any:
 
 
 def _gpu_of(source: Any) -> int | None:
-    """Return the number of the GPU that has the elements; `None` where no stream has to be waited for."""
+    """Return the number of the GPU that has the elements; `None` if no stream has to be waited for."""
     device = getattr(source, "__dlpack_device__", None)
     kind, number = (DLDeviceType.kDLCPU, 0) if device is None else device()
     return int(number) if kind in (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged) else None

@@ -158,7 +158,7 @@ class RunningServer:
         return self.end_in_start() or error
 
     def make_guard_test(self) -> GuardTest | None:
-        """Make the test of the guard; None where there is no guard."""
+        """Make the test of the guard; None if there is no guard."""
         process, ports, config = self.process, self.ports, self.config
         if process is None or process.handover is None or ports is None:
             return None

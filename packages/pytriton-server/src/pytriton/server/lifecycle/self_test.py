@@ -56,7 +56,7 @@ class GuardTest:
         self,
         handover: Handover,  # where the guard says what it has come to do
         settings: str,  # those of the guard, as in the variable `PYTRITON_GUARD`
-        http: Endpoint | None,  # where the server listens for HTTP; None where it does not
+        http: Endpoint | None,  # where the server listens for HTTP; None if it does not
         grpc: Endpoint | None,  # where it listens for gRPC
         *,
         is_encrypted: bool,  # whether gRPC is encrypted there
@@ -224,7 +224,7 @@ class GuardTest:
     def _post(
         self, endpoint: Endpoint, path: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes] | None:
-        """Return status and body of the answer; None where there is none."""
+        """Return status and body of the answer; None if there is none."""
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_ANSWER_S)
         sent = {**self._http_headers, **(headers or {})}
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):

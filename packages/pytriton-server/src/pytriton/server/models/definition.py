@@ -199,7 +199,7 @@ class ModelDefinition:
         return render_config(self.triton_config)
 
     def differences(self, other: "ModelDefinition") -> list[str]:
-        """Return the fields in which the configurations of two models differ, in words; empty where they are equal.
+        """Return the fields in which the configurations of two models differ, in words; empty if they are equal.
 
         What their authors call the types of the same tensors makes no difference.
         """

@@ -182,7 +182,7 @@ class ProcessWorker:
         self.pinned = _checked_pinned(pinned, idle_timeout_s, starts_asleep)
         """Whether they run on although another model needs their memory."""
         self.golden = _checked_tolerance(golden)
-        """How far answers to the warm-up may be from those of the first process; None where they are not compared."""
+        """How far answers to the warm-up may be from those of the first process; None if they are not compared."""
 
     def __repr__(self) -> str:
         return f"ProcessWorker({self.target!r}, copies={self.copies})"

@@ -94,7 +94,7 @@ def render_metrics(
     """Make the text of the page. A part that fails is left out, and `pytriton_metrics_up` shows that.
 
     Tritonserver has its own page at `triton`; `memory` is what it has resident, `files` how many it has open and may
-    have. Sizes are in bytes; `budget` is None where there is none.
+    have. Sizes are in bytes; `budget` is None if there is none.
     """
     texts = ModelTexts() if texts is None else texts
     loaded: set[tuple[str, str]] = set()

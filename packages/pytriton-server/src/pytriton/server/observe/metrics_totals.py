@@ -28,7 +28,7 @@ class CallableTotals:
     ends: int
     """How many processes of workers ended by themselves here."""
     golden_failures: int | None = None
-    """How many processes did not give the known answer to their warm-up; None where that is not compared."""
+    """How many processes did not give the known answer to their warm-up; None if that is not compared."""
     asleep: bool | None = None
     """Whether the worker sleeps until a request comes; None of one that never does."""
 

@@ -54,8 +54,8 @@ class Advisory:
     component: str  # where it is
     guard: Guard  # what the guard does about it
     summary: str  # what happens, in a sentence
-    also: str = ""  # what else helps, by default or by a setting; empty where nothing does
-    change: str = ""  # pull request that fits, `repository#number`; empty where none is known
+    also: str = ""  # what else helps, by default or by a setting; empty if nothing does
+    change: str = ""  # pull request that fits, `repository#number`; empty if none is known
 
     @property
     def release(self) -> str:

@@ -116,9 +116,9 @@ def least_of(field: "dataclasses.Field[object]") -> int:
 class Guard:
     """The guard of one server."""
 
-    library: Path | None = None  # the file to load; None where it cannot be loaded, or is not wanted
+    library: Path | None = None  # the file to load; None if it cannot be loaded, or is not wanted
     settings: str = ""  # the value of `PYTRITON_GUARD` for it
-    obstacle: str | None = None  # why it cannot be loaded; None where nothing is in the way, or it is not wanted
+    obstacle: str | None = None  # why it cannot be loaded; None if nothing is in the way, or it is not wanted
 
     @property
     def parts_off(self) -> frozenset[Part]:

@@ -84,7 +84,7 @@ ENDING_PLACE = 3
 REQUESTS_PLACE = 4
 """How many requests for inference there are in the server, a number of four bytes."""
 REACHED_PLACE = 8
-"""From here on a byte for each `Protection`, not 0 where it was reached."""
+"""From here on a byte for each `Protection`, not 0 if it was reached."""
 _REQUESTS = struct.Struct("=I")
 
 
@@ -161,7 +161,7 @@ class Handover:
         self._write(b"\1", ENDING_PLACE)
 
     def count_requests(self) -> int | None:
-        """Return how many requests for inference the server has; None where the guard does not count them."""
+        """Return how many requests for inference the server has; None if the guard does not count them."""
         if Protection.REQUEST_ENDS not in self.reached():
             return None
         with self._lock, contextlib.suppress(OSError):

@@ -393,7 +393,7 @@ def _reserve_allowed(config: TritonConfig, setting: str, address: str, port: int
 
 
 def _allowed_range(config: TritonConfig, setting: str, address: str, port: int) -> range | None:
-    """Return the ports that SageMaker leaves to a service, None where that is any; refuse a port beside them."""
+    """Return the ports that SageMaker leaves to a service, None if that is any; refuse a port beside them."""
     text = config.sagemaker_safe_port_range
     if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
         return None

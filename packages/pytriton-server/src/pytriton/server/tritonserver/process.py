@@ -93,7 +93,7 @@ def shim_command(death_signal: signal.Signals) -> list[str]:
     """Return what a command begins with whose program gets a signal when the thread that started it ends.
 
     An interrupt of the main thread may come when the child is there and `Popen` has not returned yet, so that nobody
-    knows of it. It is empty where there is no Python interpreter to run it.
+    knows of it. It is empty if there is no Python interpreter to run it.
     """
     interpreter = sys.executable or shutil.which("python3")
     if not interpreter:

@@ -52,7 +52,7 @@ class Turns:
 
     Args:
         loop: The event loop.
-        pacing: Says which streams are to pause; `None` where nothing does.
+        pacing: Says which streams are to pause; `None` if nothing does.
         number: The batch of the generator.
     """
 
