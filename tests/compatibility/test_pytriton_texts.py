@@ -24,6 +24,7 @@ from pytriton.client.auth import create_auth_headers, extract_access_token_from_
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientInferenceServerError,
+    PyTritonClientInputError,
     PyTritonClientInvalidUrlError,
     PyTritonClientModelDoesntSupportBatchingError,
     PyTritonClientTimeoutError,
@@ -185,6 +186,24 @@ def test_addresses_sizes_and_clients_that_are_closed() -> None:
     client.close()
     for call in (lambda: client.infer_sample(ROW), lambda: client.wait_for_model(1), lambda: client.model_config):
         check(call, PyTritonClientClosedError, "ModelClient is closed")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"other": BATCH},
+        {"x": BATCH, "other": BATCH},
+        {"x": np.array(["a"])},
+        {"x": np.ones(3, np.float64)[:, np.newaxis, np.newaxis]},
+        {"x": np.float32(1)},
+    ],
+)
+def test_inputs_that_are_not_those_of_the_model(url: str, inputs: dict[str, Any]) -> None:
+    """There, the server refuses them; here, the client does, with an error that scripts catch as the server's."""
+    with ModelClient(url, "echo") as client, pytest.raises(PyTritonClientInferenceServerError) as caught:
+        client.infer_batch(**inputs)
+    assert isinstance(caught.value, PyTritonClientInputError)
+    assert (caught.value.status, caught.value.server_message) == (None, None)
 
 
 def test_waiting_clients(url: str) -> None:

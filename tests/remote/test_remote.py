@@ -680,12 +680,27 @@ def test_stop_ends_the_wait_for_a_server() -> None:
             connecting.result(PATIENCE_S)
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_token_of_a_server_of_the_same_user_is_found(protected: tuple[Triton, Server], protocol: str) -> None:
+    owner, server = protected
+    path = owner.access_token_path
+    assert path is not None
+    assert path.stat().st_mode & 0o777 == 0o600
+    with RemoteTriton(server.http_url if protocol == "http" else server.grpc_url) as triton:
+        triton.bind("double", times(2), X, Y)
+        assert server.ask("double") == 2
+    assert owner.stop()
+    assert owner.access_token_path is None
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("token", [None, "wrong"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_without_the_token(protected: tuple[Triton, Server], protocol: str, token: str | None) -> None:
     _, server = protected
     triton = RemoteTriton(server.http_url if protocol == "http" else server.grpc_url, access_token=token)
-    with pytest.raises(PyTritonClientInferenceServerError, match="access_token") as caught:
+    # The home of another user has no token.
+    with short_home(), pytest.raises(PyTritonClientInferenceServerError, match="access_token") as caught:
         triton.connect()
     assert caught.value.status == ("403" if protocol == "http" else "UNAVAILABLE")
     assert "restricted" in str(caught.value.server_message)

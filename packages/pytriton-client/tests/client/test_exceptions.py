@@ -23,6 +23,7 @@ from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientError,
     PyTritonClientInferenceServerError,
+    PyTritonClientInputError,
     PyTritonClientInvalidUrlError,
     PyTritonClientModelNotReadyError,
     PyTritonClientModelUnavailableError,
@@ -53,6 +54,7 @@ def test_attributes_survive_pickling_and_copying(kind: type[PyTritonClientError]
 
 def test_tree() -> None:
     assert issubclass(PyTritonClientInvalidUrlError, PyTritonClientValueError)
+    assert PyTritonClientInputError.__bases__ == (PyTritonClientValueError, PyTritonClientInferenceServerError)
     assert issubclass(PyTritonClientModelNotReadyError, PyTritonClientTimeoutError)
     assert issubclass(PyTritonClientModelNotReadyError, PyTritonClientModelUnavailableError)
     assert not issubclass(PyTritonClientInferenceServerError, PyTritonClientTimeoutError)

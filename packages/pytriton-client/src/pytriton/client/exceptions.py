@@ -5,12 +5,14 @@
     PyTritonClientError
      +-- PyTritonClientValueError                      the call itself is wrong; nothing was sent
      |    +-- PyTritonClientInvalidUrlError
+     |    +-- PyTritonClientInputError                 ... for its inputs; also below
      +-- PyTritonClientTimeoutError                    a deadline passed
      |    +-- PyTritonClientModelNotReadyError         ... while waiting for the model; also the next one
      +-- PyTritonClientModelUnavailableError           the model is not there
      |    +-- PyTritonClientModelNotReadyError
      +-- PyTritonClientConnectionError                 no connection, or it broke
      +-- PyTritonClientInferenceServerError            the server answered with an error
+     |    +-- PyTritonClientInputError                 ... or would have, for its inputs
      +-- PyTritonClientSharedMemoryError               shared memory was asked for, and cannot be had
      +-- PyTritonClientModelDoesntSupportBatchingError
      +-- PyTritonClientClosedError
@@ -29,6 +31,7 @@ __all__ = [
     "PyTritonClientConnectionError",
     "PyTritonClientError",
     "PyTritonClientInferenceServerError",
+    "PyTritonClientInputError",
     "PyTritonClientInvalidUrlError",
     "PyTritonClientModelDoesntSupportBatchingError",
     "PyTritonClientModelNotReadyError",
@@ -173,6 +176,14 @@ class PyTritonClientInferenceServerError(PyTritonClientError):
         super().__init__(message, url=url, model_name=model_name, model_version=model_version)
         self.status = status
         self.server_message = server_message
+
+
+class PyTritonClientInputError(PyTritonClientValueError, PyTritonClientInferenceServerError):
+    """The inputs are not those that the model takes: their names, shapes, data types or batch sizes.
+
+    Nothing was sent to the server, so ``status`` and ``server_message`` are ``None``. PyTriton leaves most of these
+    checks to the server; scripts that catch ``PyTritonClientInferenceServerError`` for them catch this one.
+    """
 
 
 class PyTritonClientSharedMemoryError(PyTritonClientError):

@@ -20,4 +20,4 @@ def serve_repository(options: ServerOptions, **settings: Any) -> None:
         triton = options.make_triton(**settings)
         # The other commands raise an exception on SIGTERM. Here the server ends in order, with exit code 0.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        triton.serve(beside=lambda: options.leaving_token(triton))
+        triton.serve(beside=lambda: options.telling_of_token(triton))

@@ -111,7 +111,7 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
                 beside.append(reloader.watching(lambda: served.reload(triton)))
             # This begins inside `serve`, which ends in order from the moment that requests are answered.
             beside.append(replacing(lambda: served.replace(triton, settings_now.read)))
-            beside.append(settings.leaving_token(triton))
+            beside.append(settings.telling_of_token(triton))
             _be_brief(_TELL_OF_START, logging.WARNING)
             # It reports what is served, and the time since the start, including the import of the user's file.
             triton.serve(beside=lambda: _entering(beside), since=began)

@@ -15,7 +15,6 @@ from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.cli.logs import start_log
 from pytriton.proxy_backend.runtime.access import ACCESS_VARIABLE
 from pytriton.proxy_backend.system.escapes import is_terminal
-from pytriton.server.control.local_token import leave_token
 from pytriton.server.errors import PortInUseError
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
@@ -73,20 +72,18 @@ class ServerOptions:
         return TritonConfig(**{**fields, **self.server, **settings})
 
     @contextlib.contextmanager
-    def leaving_token(self, triton: Triton) -> Iterator[None]:
-        """Leave the token of a running server for the other commands of this user, and print where."""
-        token = triton.get_access_token()
-        urls = [url for url in (triton.http_url, triton.grpc_url) if url]
-        with contextlib.nullcontext() if token is None else leave_token(token, urls) as path:
-            if path is not None:
-                line = f"The access token is in {path}, where this user's pytriton finds it: pytriton models {urls[0]}"
-                if is_terminal(sys.stdout):
-                    # A server may outlive the terminal that it was started in.
-                    with contextlib.suppress(OSError):
-                        print(line, flush=True)
-                else:
-                    logger.info("%s", line)
-            yield
+    def telling_of_token(self, triton: Triton) -> Iterator[None]:
+        """Print where the token of a running server is for the other commands of this user."""
+        if (path := triton.access_token_path) is not None:
+            url = triton.http_url or triton.grpc_url
+            line = f"The access token is in {path}, where this user's pytriton finds it: pytriton models {url}"
+            if is_terminal(sys.stdout):
+                # A server may outlive the terminal that it was started in.
+                with contextlib.suppress(OSError):
+                    print(line, flush=True)
+            else:
+                logger.info("%s", line)
+        yield
 
     @contextlib.contextmanager
     def exit_on_errors(self, *others: type[Exception]) -> Iterator[None]:

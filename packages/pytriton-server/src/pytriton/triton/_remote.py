@@ -44,7 +44,8 @@ class RemoteTriton(TritonBase):
         url: `[http|https|grpc|grpcs://]host[:port]`; HTTP without a scheme, ports 8000 and 8001 unless given.
         workspace: A path for the sockets, which must not exist yet and is removed at the end. None takes a new folder
             under `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
-        access_token: The token that the server's protected endpoints ask for, if they do.
+        access_token: The token that the server's protected endpoints ask for, if they do. None takes the one that a
+            `Triton` or `pytriton serve` of this user on this host has left.
         replace_models: Whether a model of the same name that somebody else has put on the server may be replaced. One
             from the server's own repository is put back in the end.
         tls: Certificates for `https://` and `grpcs://`; None trusts the usual authorities.
@@ -165,11 +166,14 @@ class RemoteTriton(TritonBase):
             remote.give_up()
 
     def _open(self) -> Session:
+        from pytriton.server.control.local_token import find_token
         from pytriton.server.remote.session import RemoteSession
 
+        found = None if self._access_token else find_token(self._url)
+        url, access_token = found or (self._url, self._access_token)
         self._remote = RemoteSession(
-            self._url,
-            self._access_token,
+            url,
+            access_token,
             self._tls,
             self._workspace,
             replace_models=self._replace_models,

@@ -137,7 +137,7 @@ class Triton(TritonBase):
         With TLS it is `grpcs://host:port`.
         """
         ports = self._ports()
-        scheme = "grpcs" if self._config.grpc_use_ssl or self._config.grpc_use_ssl_mutual else "grpc"
+        scheme = "grpcs" if self._config.has_grpc_tls else "grpc"
         return _url(scheme, ports.grpc) if ports is not None else None
 
     @property
@@ -162,6 +162,14 @@ class Triton(TritonBase):
     def get_access_token(self) -> str | None:
         """Return the token that protected endpoints ask for; None if there is none."""
         return self._security.access_token
+
+    @property
+    def access_token_path(self) -> "Path | None":
+        """The file in which other processes of this user find the access token, as `RemoteTriton` does.
+
+        None while the server is not running, without a token, or where no file can be written.
+        """
+        return None if (current := self._current()) is None else current.token_path
 
     def check(self) -> None:
         """Check the settings as a start does, without starting anything.
@@ -409,16 +417,18 @@ class Triton(TritonBase):
         while True:
             delay_s = schedule.next_delay_s()
             if delay_s is None:
-                self._give_up(session, schedule.crashes, error)
+                failure = _given_up(session, schedule.crashes, error)
+                logger.error("%s", failure)
+                self._life.fail(failure)
                 return False
             try:
                 self._wait(delay_s)
                 session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._life.is_stop_requested)
             except StartCancelled:
                 return False
-            except (PyTritonError, ProxyBackendError, OSError) as failure:
-                logger.error("tritonserver could not be started again: %s", failure)
-                error = failure
+            except (PyTritonError, ProxyBackendError, OSError) as refusal:
+                logger.error("tritonserver could not be started again: %s", refusal)
+                error = refusal
                 continue
             logger.warning(
                 "tritonserver was started again, and serves its models %.1f s after its end.", time.monotonic() - died
@@ -434,17 +444,16 @@ class Triton(TritonBase):
             time.sleep(min(_POLL_S, left))
         raise StartCancelled
 
-    def _give_up(self, session: ServerSession, crashes: int, error: Exception | None) -> None:
-        process = session.server.process
-        lines = process.log_tail if process is not None else []
-        failure = TritonServerExitedError(
-            f"tritonserver is not started again after {crashes} crashes: RestartPolicy allows no more in its time."
-            + (f" The last start failed: {error}" if error is not None else quote_log(lines)),
-            exit_code=process.exit_code if process is not None else None,
-            log_lines=lines,
-        )
-        logger.error("%s", failure)
-        self._life.fail(failure)
+
+def _given_up(session: ServerSession, crashes: int, error: Exception | None) -> TritonServerExitedError:
+    process = session.server.process
+    lines = process.log_tail if process is not None else []
+    return TritonServerExitedError(
+        f"tritonserver is not started again after {crashes} crashes: RestartPolicy allows no more in its time."
+        + (f" The last start failed: {error}" if error is not None else quote_log(lines)),
+        exit_code=process.exit_code if process is not None else None,
+        log_lines=lines,
+    )
 
 
 _registry: Registry[Triton] = Registry()

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..exceptions import PyTritonClientValueError
+from ..exceptions import PyTritonClientInputError
 from .options import Casting
 from .spec import TensorSpec
 
@@ -192,6 +192,6 @@ def _refuse(
 ) -> NoReturn:
     hint = f" (its hint is {tensor.hint})" if tensor.hint else ""
     message = f"Input {tensor.name!r}: expected {expected}{hint}, received {received}."
-    raise PyTritonClientValueError(
+    raise PyTritonClientInputError(
         f"{message} {advice}".rstrip(), input_name=tensor.name, expected=expected, received=received
     ) from cause

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ..exceptions import (
     PyTritonClientInferenceServerError,
+    PyTritonClientInputError,
     PyTritonClientModelDoesntSupportBatchingError,
     PyTritonClientValueError,
 )
@@ -209,7 +210,7 @@ def build_request(
     return InferRequest(model_name, model_version, call.request_id or request_id, tuple(inputs), call)
 
 
-def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) -> PyTritonClientValueError | None:
+def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) -> PyTritonClientInputError | None:
     """Return the error of an input whose shape differs from the declared one; ``None`` if all match."""
     axes = int(spec.batching)
     for tensor, wire_array in request.inputs:
@@ -224,7 +225,7 @@ def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) 
         else:
             advice = ""
         origin = f"as its hint {tensor.hint} says" if tensor.hint else "as its Tensor declares it"
-        return PyTritonClientValueError(
+        return PyTritonClientInputError(
             f"Model {spec.model_name}, input {tensor.name!r}: expected {expected}, {origin}; received "
             f"the shape ({', '.join(map(str, given))}).{advice}",
             model_name=spec.model_name,
@@ -325,7 +326,7 @@ def _refuse_inputs(spec: ModelSpec, received: str, question: str = "") -> NoRetu
     names = ", ".join(map(_named, spec.inputs))
     count = {0: "no inputs", 1: "the input"}.get(len(spec.inputs), f"{len(spec.inputs)} inputs")
     expected = f"{count} {names}".rstrip()
-    raise PyTritonClientValueError(
+    raise PyTritonClientInputError(
         f"Model {spec.model_name}: expected {expected}; received {received}.{question}",
         model_name=spec.model_name,
         expected=expected,
@@ -341,14 +342,14 @@ def _named(tensor: TensorSpec) -> str:
 def _check_batch_sizes(spec: ModelSpec, inputs: list[tuple[TensorSpec, npt.NDArray[Any]]]) -> None:
     for tensor, array in inputs:
         if array.ndim == 0:
-            raise PyTritonClientValueError(
+            raise PyTritonClientInputError(
                 f"Input {tensor.name!r}: expected a batch, an array of the shape (batch, {str(tensor.shape)[1:]}; "
                 "received a scalar. Use infer_sample for a single sample.",
                 model_name=spec.model_name,
                 input_name=tensor.name,
             )
         if array.shape[0] == 0:
-            raise PyTritonClientValueError(
+            raise PyTritonClientInputError(
                 f"Input {tensor.name!r}: expected a batch of one sample at least, received an empty one, an array of "
                 f"the shape {array.shape}.",
                 model_name=spec.model_name,
@@ -359,7 +360,7 @@ def _check_batch_sizes(spec: ModelSpec, inputs: list[tuple[TensorSpec, npt.NDArr
     sizes = {tensor.name: array.shape[0] for tensor, array in inputs}
     if len(set(sizes.values())) > 1:
         received = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
-        raise PyTritonClientValueError(
+        raise PyTritonClientInputError(
             f"Model {spec.model_name}: expected one batch size, the first axis, in every input; received {received}.",
             model_name=spec.model_name,
             expected="the same batch size in every input",

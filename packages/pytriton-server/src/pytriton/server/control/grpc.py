@@ -46,7 +46,7 @@ class GrpcControl:
         # Made when the server listens, because TLS reads the server's certificate.
         if self._made is None:
             config = self._config
-            uses_tls = bool(config.grpc_use_ssl or config.grpc_use_ssl_mutual)
+            uses_tls = config.has_grpc_tls
             mutual = uses_tls and bool(config.grpc_use_ssl_mutual)
             self._made = tritonclient.grpc.InferenceServerClient(
                 self._endpoint.authority,

@@ -1,4 +1,4 @@
-"""The access token of a server for commands of the same user on the same host, which find it by the server's port.
+"""The access token of a server for programs of the same user on the same host, which find it by the server's port.
 
 It is in a file that only this user can read, and which is locked for as long as the server's owner lives. So nobody is
 sent the token who listens at the port of a server that has ended. Its name tells where that server listens: on which

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytriton.proxy_backend.process.budget import MemoryBudget
+from pytriton.server.control.local_token import leave_token
 from pytriton.server.errors import TritonServerError, TritonServerStartError
 from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import DRAIN_DEADLINE_S, EXIT_MARGIN_S, Ending
@@ -105,6 +106,9 @@ class ServerSession:
         self.readiness = Readiness(workspace, lambda: self._deployment.lasting, self.files.look)
         self._figures = Figures(self._server, self._deployment, self.files, lambda: self.guard_states)
         self._guard_test: GuardTest | None = None
+        self._left_token = contextlib.ExitStack()
+        self.token_path: Path | None = None
+        """The file in which other processes of this user find the access token."""
         self._watchdog = (
             None if unresponsive_timeout_s is None else Watchdog(self._server.watched, unresponsive_timeout_s)
         )
@@ -170,6 +174,7 @@ class ServerSession:
         self, folders: ServerFolders, ports: ReservedPorts, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
         try:
+            self._leave_token(ports)
             names = {model.name for model in self._deployment.models} | self.files.linked.keys()
             self._server.start(folders, ports, names, cancelled)
             self._figures.prepare()
@@ -177,6 +182,16 @@ class ServerSession:
             self._figures.start()
         finally:
             ports.release()
+
+    def _leave_token(self, ports: ReservedPorts) -> None:
+        """Leave the access token before anybody can be asked for it."""
+        self._left_token.close()
+        token = self._server.security.access_token
+        if token is not None:
+            grpc = "grpcs" if self._server.config.has_grpc_tls else "grpc"
+            fronts = {"http": ports.http, grpc: ports.grpc}
+            urls = [f"{scheme}://{front.authority}" for scheme, front in fronts.items() if front is not None]
+            self.token_path = self._left_token.enter_context(leave_token(token, urls))
 
     def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Wait until a server that answers serves all models."""
@@ -298,4 +313,5 @@ class ServerSession:
         try:
             ending.drain(linger_s)
         finally:
+            self._left_token.close()
             ending.end()

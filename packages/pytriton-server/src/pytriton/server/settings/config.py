@@ -280,6 +280,11 @@ class TritonConfig:
         """
         return cls(**_environment_values())
 
+    @property
+    def has_grpc_tls(self) -> bool:
+        """Whether gRPC is encrypted."""
+        return bool(self.grpc_use_ssl or self.grpc_use_ssl_mutual)
+
     def merged_over(self, defaults: "TritonConfig") -> "TritonConfig":
         """Return a new configuration: the fields that are set here, and those of `defaults` where they are not."""
         return TritonConfig(**{**_set_fields(defaults), **_set_fields(self)})
