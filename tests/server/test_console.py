@@ -488,7 +488,7 @@ def test_names_are_shown_as_they_are(hostile: str, browser: Browser) -> None:
 
 
 def test_what_is_refused(hostile: str) -> None:
-    """Over the wire; packages/pytriton-server/tests/console/test_guard.py has all kinds."""
+    """Over the wire; packages/pytriton-server/tests/console/test_gatekeeper.py has all kinds."""
 
     def status(path: str, **headers: str) -> int:
         connection = http.client.HTTPConnection(hostile.removeprefix("http://"), timeout=PATIENCE_S)

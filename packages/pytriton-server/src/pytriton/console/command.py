@@ -67,7 +67,7 @@ def console_command(
             raise
         _fail(f"The console needs {error.name}: {_INSTALL}")
     from pytriton.client.exceptions import PyTritonClientError
-    from pytriton.console.guard import is_loopback
+    from pytriton.console.gatekeeper import is_loopback
     from pytriton.exceptions import PyTritonError
 
     try:

@@ -10,7 +10,7 @@ from pytriton.catalog.snippets import asks_for_file, describe_calls, describe_ty
 from pytriton.catalog.tensors import parse_inputs
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientValueError
-from pytriton.console.guard import MAX_BODY_BYTES
+from pytriton.console.gatekeeper import MAX_BODY_BYTES
 from pytriton.console.media import Part
 from pytriton.console.trials import Caller, Trial
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from pytriton.client.management import TlsSettings, TritonUrl, check_tls, make_ssl_context
-from pytriton.console.guard import LEAST_PASSWORD, Guard, is_loopback
+from pytriton.console.gatekeeper import LEAST_PASSWORD, Gatekeeper, is_loopback
 from pytriton.console.pages import Console, make_app
 from pytriton.console.trials import Caller
 from pytriton.console.watcher import LogFile, MetricsSource, Watcher
@@ -58,9 +58,9 @@ def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
     )
     with contextlib.closing(_listen(options.address, options.port)) as listener:
         port = listener.getsockname()[1]
-        guard = Guard(make_app(console), options.allowed_hosts, password, cookie=f"pytriton_console_{port}")
+        keeper = Gatekeeper(make_app(console), options.allowed_hosts, password, cookie=f"pytriton_console_{port}")
         config = uvicorn.Config(
-            guard,
+            keeper,
             log_level=logging.WARNING,
             access_log=False,
             server_header=False,

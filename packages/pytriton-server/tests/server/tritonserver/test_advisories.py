@@ -10,7 +10,7 @@ from pytriton.server.tritonserver.advisories import (
     NEWEST_KNOWN_VERSION,
     RELEASES,
     Advisory,
-    Guard,
+    Coverage,
     advisories_of,
     is_newer_than_known,
 )
@@ -44,7 +44,7 @@ def test_each_is_complete_and_there_once() -> None:
         assert re.fullmatch(r"([A-Z][^|\n]+\.)?", advisory.also), advisory
         assert re.fullmatch(r"((server|core|common|python_backend)#\d+)?", advisory.change), advisory
         # What is covered is covered because it is known what it is.
-        assert advisory.guard is not Guard.COVERED or advisory.change, advisory
+        assert advisory.guard is not Coverage.COVERED or advisory.change, advisory
 
 
 def test_versions_and_releases_go_together() -> None:

@@ -20,7 +20,7 @@ from ..wire.response import ResponseData, lay_out_columns
 from .access import Access
 from .answers import Answers
 from .apart import Refused, call_apart, call_apart_async, refused_by
-from .failures import failure_text, is_cancellation, is_of_caller, is_ours, tell_failure
+from .failures import failed_as, failure_text, is_cancellation, tell_failure
 from .results.alike import AlikeResponses
 from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of, stepped
 from .service import Service
@@ -51,10 +51,6 @@ class Execution:
     It holds the only references to the requests that this library keeps. They are dropped before the last responses are
     written, and the sink lets go of the outputs before it sends them, so that the proxy backend gets the memory of the
     inputs back with them.
-
-    Attributes:
-        failure: What the callable raised, where it is of one of the `unrecoverable` types.
-        first_ns: When the callable was called, on the clock of `time.monotonic_ns`.
     """
 
     __slots__ = (
@@ -78,7 +74,7 @@ class Execution:
 
     def __init__(self, service: Service, batch: Batch, called: Call | None = None) -> None:
         """Take a batch, whose callable is not called yet, or was in `called`."""
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # what the callable raised, if it is of an `unrecoverable` type
         self._service = service
         self._number = batch.number
         self._count = len(batch.rows)
@@ -401,24 +397,13 @@ class Execution:
             self._fail_late(error)
             return
         self._count_call()
-        code = ErrorCode.INTERNAL
-        kind = "callable"
+        kind, code, added = failed_as(error)
         if isinstance(error, self._service.unrecoverable):
-            self.failure = error
+            kind, code, self.failure = "callable", ErrorCode.INTERNAL, error
             logger.error("model %s: the callable cannot go on: %s", self._service.model.name, told_error(error))
-        elif is_ours(error):
-            kind = "memory" if isinstance(error, ArenaFullError) else "output"
-            self._tell(error)
-        elif is_of_caller(error):
-            code = ErrorCode.INVALID_ARG
-            self._tell(error, "the inference callable cannot take an input")
-        elif is_cancellation(error):
-            kind = "cancelled"
-            code = ErrorCode.CANCELLED
-        else:
-            # The error is logged as text, because a handler that keeps records would keep the frames, and with them the
-            # inputs.
-            self._tell(error, "the inference callable failed")
+        elif kind != "cancelled":
+            # As text: a handler that keeps records would keep the frames of the error, and with them the inputs.
+            self._tell(error, added)
         self._service.counters.add_failed(kind, sum(self._open()))
         text = failure_text(self._service.model, error)
         # The frames of the traceback refer to the inputs, which go back with this answer.

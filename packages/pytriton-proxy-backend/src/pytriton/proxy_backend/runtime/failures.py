@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArenaFullError, OutputError, ProtocolError
 from ..system.escapes import escaped
+from ..wire.layout import ErrorCode
 from .texts import error_text, shortened, told_error, told_trace
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from ..wire.batch import Batch
 
 logger = logging.getLogger(__name__)
-
-# These errors come from this library, and their text says everything.
-_OURS = (OutputError, ArenaFullError, ProtocolError)
 
 # Each kind of failure gets so many records at once, and then one in each period.
 _AT_ONCE = 10
@@ -84,9 +82,9 @@ def named(ids: Iterator[str] | Sequence[str], count: int) -> str:
     return f"request{'' if count == 1 else 's'} {told}{more}"
 
 
-def is_ours(error: BaseException) -> bool:
+def _is_ours(error: BaseException) -> bool:
     """Return whether an error comes from this library, so that its text says what is wrong."""
-    return isinstance(error, _OURS)
+    return isinstance(error, (OutputError, ArenaFullError, ProtocolError))
 
 
 def is_of_caller(error: BaseException) -> bool:
@@ -99,6 +97,17 @@ def is_cancellation(error: BaseException) -> bool:
     # If asyncio was not imported, there are no tasks.
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def failed_as(error: BaseException) -> tuple[str, ErrorCode, str]:
+    """Return how a failed call is counted, the code that its callers get, and what the log adds to the error's text."""
+    if _is_ours(error):
+        return "memory" if isinstance(error, ArenaFullError) else "output", ErrorCode.INTERNAL, ""
+    if is_of_caller(error):
+        return "callable", ErrorCode.INVALID_ARG, "the inference callable cannot take an input"
+    if is_cancellation(error):
+        return "cancelled", ErrorCode.CANCELLED, ""
+    return "callable", ErrorCode.INTERNAL, "the inference callable failed"
 
 
 def tell_failure(
@@ -118,7 +127,7 @@ def tell_failure(
     if note is None:
         return
     trace = ""
-    if is_ours(error):
+    if _is_ours(error):
         told = told_error(error)
     elif is_of_caller(error):
         told = f"model {model.name}: {text}: {told_error(error)}"
@@ -133,7 +142,7 @@ def tell_failure(
 
 def failure_text(model: ModelSpec, error: BaseException) -> str:
     """Return the text of an error for callers."""
-    if is_ours(error):
+    if _is_ours(error):
         return shortened(error_text(error))
     if is_cancellation(error):
         return cancelled_text(model)

@@ -6,7 +6,7 @@ from pytriton.server.tritonserver.advisories import (
     KNOWN_AS_OF,
     NEWEST_KNOWN_VERSION,
     Advisory,
-    Guard,
+    Coverage,
     advisories_of,
     is_newer_than_known,
 )
@@ -15,16 +15,16 @@ from pytriton.server.tritonserver.guard import Part, find_guard
 from pytriton.server.tritonserver.version import ServerVersionUnknownError, parse_server_version, read_server_version
 
 _HEADINGS = {
-    Guard.NOT_COVERED: "The guard does nothing about",
-    Guard.UNKNOWN: "NVIDIA does not tell which requests do it, so the guard may or may not do something about",
-    Guard.PARTLY: "The guard covers a part of",
-    Guard.COVERED: "The guard covers",
+    Coverage.NOT_COVERED: "The guard does nothing about",
+    Coverage.UNKNOWN: "NVIDIA does not tell which requests do it, so the guard may or may not do something about",
+    Coverage.PARTLY: "The guard covers a part of",
+    Coverage.COVERED: "The guard covers",
 }
 _COUNTED = {
-    Guard.COVERED: "are covered by the guard",
-    Guard.PARTLY: "in part",
-    Guard.UNKNOWN: "may be, as NVIDIA does not tell how they are used",
-    Guard.NOT_COVERED: "are not",
+    Coverage.COVERED: "are covered by the guard",
+    Coverage.PARTLY: "in part",
+    Coverage.UNKNOWN: "may be, as NVIDIA does not tell how they are used",
+    Coverage.NOT_COVERED: "are not",
 }
 
 

@@ -45,7 +45,7 @@ _FIRST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.02
 
 
-class RunningServer(Protocol):
+class ModelControl(Protocol):
     """The part of a server that bound models need."""
 
     control_mode: ModelControlMode
@@ -182,7 +182,7 @@ class BoundCallables:
 class Bindings:
     """The bound models of one `Server`. They outlast its stop: the next start serves them again."""
 
-    def __init__(self, running: Callable[[], RunningServer | None]) -> None:
+    def __init__(self, running: Callable[[], ModelControl | None]) -> None:
         self._running = running
         self._lock = threading.RLock()
         self._models: dict[tuple[str, int], BoundCallables] = {}
@@ -284,7 +284,7 @@ class Bindings:
 
     # ---- for the server ---------------------------------------------------------------------------------------------
 
-    def on_started(self, server: RunningServer) -> None:
+    def on_started(self, server: ModelControl) -> None:
         """Load the models that were bound before the start."""
         with self._lock:
             self._loaded = set()
@@ -305,7 +305,7 @@ class Bindings:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _load(self, server: RunningServer, name: str) -> None:
+    def _load(self, server: ModelControl, name: str) -> None:
         """Make Triton load all bound versions of a name, and forget versions that are no longer bound."""
         backend = load_backend()
         models = [model for model in self._models.values() if model.bound.name == name]
@@ -320,14 +320,14 @@ class Bindings:
         server.describe_busy = self.busy
         server.load(name, parameters)
 
-    def _load_or_unload(self, server: RunningServer, name: str) -> None:
+    def _load_or_unload(self, server: ModelControl, name: str) -> None:
         """Make Triton serve the bound versions of a name, or nothing of the name if there are none."""
         if any(model.bound.name == name for model in self._models.values()):
             self._load(server, name)
         else:
             server.unload(name)
 
-    def _restore(self, server: RunningServer, name: str) -> None:
+    def _restore(self, server: ModelControl, name: str) -> None:
         """After a failure: the versions that were there before are served as before, or nothing is left of the name."""
         try:
             self._load_or_unload(server, name)
@@ -387,7 +387,7 @@ class Bindings:
                     where=f"model {bound.name!r}",
                 )
 
-    def _refuse_listed(self, server: RunningServer, name: str) -> None:
+    def _refuse_listed(self, server: ModelControl, name: str) -> None:
         """Refuse to take the place of a model that is not from here."""
         if name in self._loaded:
             return

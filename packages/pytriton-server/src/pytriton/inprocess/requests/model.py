@@ -16,7 +16,7 @@ from pytriton.inprocess.capi.errors import (
     wrong_argument,
 )
 from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
-from pytriton.inprocess.requests.named import NamedModel, RunningServer, access_of
+from pytriton.inprocess.requests.named import NamedModel, ServerReference, access_of
 from pytriton.inprocess.requests.request import InferenceRequest, new_request
 
 _CONFIG_VERSIONS = range(2**32)
@@ -40,7 +40,7 @@ class Model(NamedModel):
     __slots__ = ("reason", "state")
 
     def __init__(
-        self, server: RunningServer, name: str, version: int = -1, state: str | None = None, reason: str | None = None
+        self, server: ServerReference, name: str, version: int = -1, state: str | None = None, reason: str | None = None
     ) -> None:
         super().__init__(server, name, version)
         self.state = state
@@ -218,7 +218,7 @@ class ModelDictionary(dict[tuple[str, int], Model]):
     A bare name stands for version -1, the one that the model's version policy chooses: `models["linear"]`.
     """
 
-    def __init__(self, server: RunningServer, models: list[Model]) -> None:
+    def __init__(self, server: ServerReference, models: list[Model]) -> None:
         super().__init__({(model.name, model.version): model for model in models})
         self._server = server
 
@@ -244,7 +244,7 @@ class ModelDictionary(dict[tuple[str, int], Model]):
             return default
 
 
-def listed_models(server: RunningServer, index: Iterable[Mapping[str, Any]]) -> ModelDictionary:
+def listed_models(server: ServerReference, index: Iterable[Mapping[str, Any]]) -> ModelDictionary:
     """Make models of what Triton's model index lists."""
     return ModelDictionary(
         server,

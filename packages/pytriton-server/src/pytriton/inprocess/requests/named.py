@@ -12,7 +12,7 @@ _VERSIONS = range(-(2**63), 2**63)
 _Model = TypeVar("_Model", bound="NamedModel")
 
 
-class RunningServer(Protocol):
+class ServerReference(Protocol):
     """A server, which may be stopped and started again."""
 
     def _running(self) -> ServerAccess:
@@ -24,7 +24,7 @@ class NamedModel:
 
     __slots__ = ("__weakref__", "_server", "encoded_name", "name", "version")
 
-    def __init__(self, server: RunningServer, name: str, version: int) -> None:
+    def __init__(self, server: ServerReference, name: str, version: int) -> None:
         self.encoded_name = encoded_text("model_name", name)
         self.version = checked_integer("model_version", version, _VERSIONS, where=f"model {name!r}")
         self._server = server

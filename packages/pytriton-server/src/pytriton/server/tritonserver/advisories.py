@@ -34,7 +34,7 @@ RELEASES: dict[str, str] = _DATA["releases"]
 """Versions and the releases that they came with."""
 
 
-class Guard(enum.Enum):
+class Coverage(enum.Enum):
     """How the guard treats a vulnerability."""
 
     COVERED = "covered"
@@ -52,7 +52,7 @@ class Advisory:
     severity: float  # CVSS 3.1 base score of the bulletin
     fixed_in: str  # first version of tritonserver without it
     component: str  # where it is
-    guard: Guard  # what the guard does about it
+    guard: Coverage  # what the guard does about it
     summary: str  # what happens, in a sentence
     also: str = ""  # what else helps, by default or by a setting; empty if nothing does
     change: str = ""  # pull request that fits, `repository#number`; empty if none is known
@@ -63,7 +63,7 @@ class Advisory:
         return RELEASES[self.fixed_in]
 
 
-ADVISORIES = tuple(Advisory(**{**fields, "guard": Guard(fields["guard"])}) for fields in _DATA["advisories"])
+ADVISORIES = tuple(Advisory(**{**fields, "guard": Coverage(fields["guard"])}) for fields in _DATA["advisories"])
 """All of them, in the order of the versions that fixed them."""
 
 

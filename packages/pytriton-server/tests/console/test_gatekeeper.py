@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytriton.console import guard as guards
-from pytriton.console.guard import Guard, is_loopback
+from pytriton.console import gatekeeper
+from pytriton.console.gatekeeper import Gatekeeper, is_loopback
 
 PASSWORD = "correct horse"
 
@@ -40,7 +40,12 @@ class Answer:
 
 
 async def ask_async(
-    guard: Guard, method: str = "GET", path: str = "/", body: bytes = b"", client: str = "127.0.0.1", **headers: str
+    keeper: Gatekeeper,
+    method: str = "GET",
+    path: str = "/",
+    body: bytes = b"",
+    client: str = "127.0.0.1",
+    **headers: str,
 ) -> Answer:
     kind = "websocket" if method == "WS" else "http"
     given = {"host": "localhost:8003", **headers}
@@ -63,16 +68,16 @@ async def ask_async(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await guard(scope, receive, send)
+    await keeper(scope, receive, send)
     return Answer(sent)
 
 
-def ask(guard: Guard, method: str = "GET", path: str = "/", body: bytes = b"", **headers: str) -> Answer:
-    return asyncio.run(ask_async(guard, method, path, body, **headers))
+def ask(keeper: Gatekeeper, method: str = "GET", path: str = "/", body: bytes = b"", **headers: str) -> Answer:
+    return asyncio.run(ask_async(keeper, method, path, body, **headers))
 
 
-def make(password: str | None = None, *hosts: str) -> Guard:
-    return Guard(page, hosts, password, cookie="c")
+def make(password: str | None = None, *hosts: str) -> Gatekeeper:
+    return Gatekeeper(page, hosts, password, cookie="c")
 
 
 @pytest.mark.parametrize(
@@ -124,33 +129,33 @@ def test_every_answer_forbids_frames_and_other_sites() -> None:
 
 
 def test_nothing_is_shown_without_the_password() -> None:
-    guard = make(PASSWORD)
-    answer = ask(guard)
+    keeper = make(PASSWORD)
+    answer = ask(keeper)
     assert (answer.status, answer.headers[b"location"]) == (303, b"/login")
     for path in ("/model", "/openapi.json", "/_nicegui/x"):
-        assert ask(guard, path=path).status == 401
-    assert ask(guard, "POST", "/x", origin="http://localhost:8003").status == 401
-    assert ask(guard, "WS", origin="http://localhost:8003").kind == "websocket.close"
-    assert ask(guard, cookie="c=forged").status == 303
+        assert ask(keeper, path=path).status == 401
+    assert ask(keeper, "POST", "/x", origin="http://localhost:8003").status == 401
+    assert ask(keeper, "WS", origin="http://localhost:8003").kind == "websocket.close"
+    assert ask(keeper, cookie="c=forged").status == 303
 
 
 def test_the_password_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "_WRONG_DELAY_S", 0.0)
-    guard = make(PASSWORD)
+    monkeypatch.setattr(gatekeeper, "_WRONG_DELAY_S", 0.0)
+    keeper = make(PASSWORD)
     origin = "http://localhost:8003"
-    wrong = ask(guard, "POST", "/login", b"password=wrong", origin=origin)
+    wrong = ask(keeper, "POST", "/login", b"password=wrong", origin=origin)
     assert (wrong.status, b"set-cookie" in wrong.headers) == (401, False)
-    assert ask(guard, "POST", "/login", b"password=correct+horse", origin="http://evil.example").status == 403
-    right = ask(guard, "POST", "/login", b"password=correct+horse", origin=origin)
+    assert ask(keeper, "POST", "/login", b"password=correct+horse", origin="http://evil.example").status == 403
+    right = ask(keeper, "POST", "/login", b"password=correct+horse", origin=origin)
     cookie = right.headers[b"set-cookie"].decode()
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert PASSWORD not in cookie
     mine = cookie.partition(";")[0]
-    assert ask(guard, cookie=f"other=1; {mine}").status == 200
-    assert ask(guard, "WS", origin=origin, cookie=mine).kind == "websocket.accept"
-    monkeypatch.setattr("pytriton.console.guard.time.monotonic", lambda: 1e12)
-    assert ask(guard, cookie=mine).status == 303
+    assert ask(keeper, cookie=f"other=1; {mine}").status == 200
+    assert ask(keeper, "WS", origin=origin, cookie=mine).kind == "websocket.accept"
+    monkeypatch.setattr("pytriton.console.gatekeeper.time.monotonic", lambda: 1e12)
+    assert ask(keeper, cookie=mine).status == 303
 
 
 def test_guesses_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +172,12 @@ def test_guesses_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         together -= 1
 
     real_sleep = asyncio.sleep
-    monkeypatch.setattr("pytriton.console.guard.asyncio.sleep", sleep)
+    monkeypatch.setattr("pytriton.console.gatekeeper.asyncio.sleep", sleep)
 
     async def guess() -> list[Answer]:
-        guard = make(PASSWORD)
+        keeper = make(PASSWORD)
         guesses = (
-            ask_async(guard, "POST", "/login", b"password=no", origin="http://localhost:8003") for _ in range(15)
+            ask_async(keeper, "POST", "/login", b"password=no", origin="http://localhost:8003") for _ in range(15)
         )
         return list(await asyncio.gather(*guesses))
 
@@ -202,36 +207,36 @@ def test_guesses_lock_out_nobody_from_elsewhere(
     async def sleep(_: float) -> None:
         await released.wait()
 
-    monkeypatch.setattr("pytriton.console.guard.asyncio.sleep", sleep)
+    monkeypatch.setattr("pytriton.console.gatekeeper.asyncio.sleep", sleep)
 
     async def guess() -> list[int | None]:
-        guard = make(PASSWORD)
+        keeper = make(PASSWORD)
         origin, right = "http://localhost:8003", b"password=correct+horse"
-        first = await ask_async(guard, "POST", "/login", right, client=other, origin=origin)
+        first = await ask_async(keeper, "POST", "/login", right, client=other, origin=origin)
         session = first.headers[b"set-cookie"].decode().partition(";")[0]
         guesses = [
             asyncio.ensure_future(
-                ask_async(guard, "POST", "/login", b"password=no", client=guesser, origin=origin, cookie="c=forged")
+                ask_async(keeper, "POST", "/login", b"password=no", client=guesser, origin=origin, cookie="c=forged")
             )
             for _ in range(15)
         ]
         # All of them wait, or are refused.
         while sum(each.done() for each in guesses) < 5:
             await asyncio.wait(guesses, timeout=0.01)
-        again = await ask_async(guard, "POST", "/login", right, client=other, origin=origin)
-        within = await ask_async(guard, "POST", "/login", right, client=guesser, origin=origin, cookie=session)
-        shown = await ask_async(guard, client=guesser, cookie=session)
+        again = await ask_async(keeper, "POST", "/login", right, client=other, origin=origin)
+        within = await ask_async(keeper, "POST", "/login", right, client=guesser, origin=origin, cookie=session)
+        shown = await ask_async(keeper, client=guesser, cookie=session)
         released.set()
         statuses = [each.status for each in await asyncio.gather(*guesses)]
         assert (statuses.count(401), statuses.count(429)) == (10, 5)
-        assert not guard._tries
+        assert not keeper._tries
         return [again.status, within.status, shown.status]
 
     assert asyncio.run(guess()) == [303 if is_let_in else 429, 303, 200]
 
 
 def test_long_bodies_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "MAX_BODY_BYTES", 1 << 17)
+    monkeypatch.setattr(gatekeeper, "MAX_BODY_BYTES", 1 << 17)
     assert ask(make(), "POST", body=bytes(1 << 17), origin="http://localhost:8003").status == 200
     assert ask(make(), "POST", body=bytes((1 << 17) + 1), origin="http://localhost:8003").kind == "nothing"
 

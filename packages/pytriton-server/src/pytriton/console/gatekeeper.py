@@ -58,7 +58,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Guard:
+class Gatekeeper:
     """An ASGI application before another one."""
 
     def __init__(
