@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from support.paths import ROOT
 from support.waiting import PATIENCE_S, eventually
 
 CTRL_C = b"\x03"
@@ -216,6 +217,27 @@ def haproxy(
     ):
         eventually(serves)
         yield
+
+
+def envoy(folder: Path, addresses: Mapping[int, str]) -> list[str]:
+    """Return the command that runs Envoy by the file of deploy/.
+
+    Args:
+        folder: Where its configuration is written to.
+        addresses: By each port in the file, the address that stands in place of it.
+    """
+
+    def address(found: re.Match[str]) -> str:
+        host, _, port = addresses[int(found[1])].rpartition(":")
+        return f"address: {host}, port_value: {port}"
+
+    text = (ROOT / "deploy" / "envoy" / "envoy.yaml").read_text()
+    text = re.sub(r"address: [\d.]+, port_value: (\d+)", address, text)
+    text = re.sub(r"(?<=\{port_value: )\d+", lambda found: addresses[int(found[0])].rpartition(":")[2], text)
+    configuration = folder / "envoy.yaml"
+    configuration.write_text(text)
+    # For hot restarts it would take shared memory, which has one name for all on a machine.
+    return [str(Path(sys.executable).with_name("envoy")), "--disable-hot-restart", "-c", str(configuration)]
 
 
 @contextlib.contextmanager

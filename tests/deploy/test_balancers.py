@@ -1,25 +1,30 @@
-"""HAProxy before two servers, by the file that deploy/ has: one is drained under load, and nobody notices."""
+"""HAProxy and Envoy before two servers, by the files of deploy/: one is drained under load, and nobody notices."""
 
 from __future__ import annotations
 
 import http.client
 import os
+import queue
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from support.http import call
 from support.load import under_load
 from support.paths import ROOT
-from support.processes import free_ports, haproxy, require
+from support.processes import envoy, free_ports, haproxy, require, while_running
 from support.serving import ServedFile, is_ready, short_home
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 APP = """
 from typing import Annotated, TypedDict
@@ -40,8 +45,12 @@ def m(x: Rows) -> Answer:
 """
 
 
+HAPROXY = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
+ENVOY = ROOT / "deploy" / "envoy" / "envoy.yaml"
+
+
 class Balanced:
-    """Two servers, and the ports of HAProxy before them."""
+    """Two servers, and the ports of a balancer before them."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.servers = []
@@ -66,26 +75,56 @@ class Balanced:
             }
         return {**os.environ, **found}
 
+    @contextmanager
+    def haproxy(self, folder: Path) -> Iterator[None]:
+        with haproxy(HAPROXY, folder, self.serves, self.environment):
+            yield
 
-@pytest.fixture
-def balanced(tmp_path: Path) -> Iterator[Balanced]:
-    require("haproxy")
-    configuration = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
+    @contextmanager
+    def envoy(self, folder: Path) -> Iterator[None]:
+        addresses = {8080: self.http, 8081: self.grpc}
+        for first, server in zip((8000, 8010), self.servers, strict=True):
+            addresses |= {first + number: f"127.0.0.1:{port}" for number, port in enumerate(server.ports)}
+        command = envoy(folder, addresses)
+        with (folder / "envoy.log").open("wb") as log, while_running(command, stdout=log, stderr=log):
+            eventually(self.serves)
+            yield
+
+    def serves(self) -> bool:
+        """Return whether both ports of the balancer lead to a server that is ready."""
+        try:
+            with closing(InferenceServerClient(self.grpc)) as client:
+                return is_ready(self.http) and bool(client.is_server_ready())
+        except InferenceServerException:
+            return False
+
+
+@pytest.fixture(params=["haproxy", "envoy"])
+def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Balanced]:
+    if request.param == "haproxy":
+        require("haproxy")
     with short_home() as home, ExitStack() as stack:
         balanced = Balanced(tmp_path, home)
         balanced.processes += [stack.enter_context(server.running()) for server in balanced.servers]
-        with haproxy(configuration, tmp_path, lambda: is_ready(balanced.http), balanced.environment):
+        with getattr(balanced, request.param)(tmp_path):
             yield balanced
 
 
-def test_the_file_can_be_used_as_it_is() -> None:
+def test_the_file_for_haproxy_can_be_used_as_it_is() -> None:
     """Without a variable it starts before two servers of this machine."""
     named = ("HTTP_BIND", "GRPC_BIND", "FIRST", "SECOND")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(named)}
-    command = [require("haproxy"), "-c", "-f", str(ROOT / "deploy" / "haproxy" / "haproxy.cfg")]
+    command = [require("haproxy"), "-c", "-f", str(HAPROXY)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+
+
+def test_the_file_for_envoy_can_be_used_as_it_is() -> None:
+    command = [str(Path(sys.executable).with_name("envoy")), "--mode", "validate", "-c", str(ENVOY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"\[(warning|error)\]", done.stderr), done.stderr
 
 
 def test_a_server_is_drained_under_load(balanced: Balanced) -> None:
@@ -98,6 +137,29 @@ def test_a_server_is_drained_under_load(balanced: Balanced) -> None:
         load.wait_for_more(200)
     assert load.failures == []
     assert len(load.answers) == load.sent
+
+
+def test_streams_of_one_connection_go_to_both(balanced: Balanced) -> None:
+    tensor = InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with closing(InferenceServerClient(balanced.grpc)) as client:
+
+        def factor_of_a_stream() -> float:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            found = set()
+            for _ in range(3):
+                client.async_stream_infer("m", [tensor])
+                result, error = answers.get(timeout=PATIENCE_S)
+                assert error is None
+                found.add(float(result.as_numpy("y")[0, 0]))
+            client.stop_stream()
+            # All requests of a stream are one call, which one server answers.
+            [factor] = found
+            return factor
+
+        first = factor_of_a_stream()
+        eventually(lambda: factor_of_a_stream() != first)
 
 
 def test_what_does_not_pass(balanced: Balanced) -> None:
@@ -114,7 +176,7 @@ def test_what_does_not_pass(balanced: Balanced) -> None:
             client.get_trace_settings,
             lambda: client.unload_model("m"),
         ):
-            with pytest.raises(InferenceServerException, match="403") as caught:
+            with pytest.raises(InferenceServerException, match=r"403|for operators") as caught:
                 ask()
             # Those of the server's own say which header they expect.
             assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
