@@ -703,7 +703,8 @@ async def double_async(requests: list[Request]) -> list[dict[str, np.ndarray[Any
     return double(requests)
 
 
-@pytest.mark.parametrize("infer", [double, pytest.param(double_async, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("infer", [double, double_async])
 def test_a_worker_without_requests_sleeps(infer: Callable[..., Any], serve: Serve, golden: ModuleType) -> None:
     _, peer = serve(infer)
     (thread,) = (each for each in threading.enumerate() if each.name == "pytriton-model")
@@ -795,7 +796,7 @@ def test_inputs_go_back_with_the_answer(
     infer_func: Callable[..., Any], count: int, serve: Serve, golden: ModuleType
 ) -> None:
     _, peer = serve(infer_func)
-    for number in range(1, 4):
+    for number in (1, 2):
         peer.batch(number, record(golden, number, *([[1.0, 2.0]] * count)))
         flags = peer.answer().flags
         # An error that holds the requests itself may give them back a little later, but not never.
