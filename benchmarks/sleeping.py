@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -292,10 +293,11 @@ def asleep(counts: list[int]) -> None:
         print(f"each model asleep: tritonserver {theirs:.2f} MB, this process {ours:.2f} MB")
 
 
-def zipf(minutes: float) -> None:
+def zipf(minutes: float, kill_every_s: float | None) -> None:
     """Print what becomes of the requests of Zipf callers to 40 models of 200 MB within a budget of 2 GiB."""
     budget, over = 2 << 30, threading.Event()
-    counts = dict.fromkeys(("answered", "lost", "wrong"), 0)
+    counts = dict.fromkeys(("answered", "told", "lost", "wrong"), 0)
+    killed: list[int] = []
     told: list[str] = []
     peaks = [0.0]
     lock = threading.Lock()
@@ -303,6 +305,14 @@ def zipf(minutes: float) -> None:
     def sample() -> None:
         while not over.wait(0.1):
             peaks.append(pss_mb(processes()[1]))
+
+    def kill() -> None:
+        chance = random.Random(1)
+        while not over.wait(kill_every_s):
+            if pids := workers():
+                killed.append(chance.choice(pids))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(killed[-1], signal.SIGKILL)
 
     def call(url: str, seed: int) -> None:
         chance, caller = random.Random(seed), Caller(url)
@@ -312,7 +322,9 @@ def zipf(minutes: float) -> None:
                 answer = caller.ask(f"model{number}")
                 outcome = "answered" if answer == 3.0 * number else "wrong"
             except (OSError, ValueError) as error:
-                outcome, caller = "lost", Caller(url)
+                # An error of the server tells the caller; without one, nobody knows what became of the request.
+                outcome = "told" if isinstance(error, ValueError) else "lost"
+                caller = Caller(url)
                 told.append(repr(error))
             with lock:
                 counts[outcome] += 1
@@ -320,10 +332,13 @@ def zipf(minutes: float) -> None:
     with server(memory_budget=budget) as triton:
         for number in range(40):
             worker = ProcessWorker(make_filled, args=(float(number),), starts_asleep=True)
-            triton.bind(f"model{number}", worker, *TENSORS, config=ModelConfig(attach_timeout_s=DEADLINE_S))
+            # One that was killed may have begun with a request, which another process may do again.
+            config = ModelConfig(attach_timeout_s=DEADLINE_S, repeatable=kill_every_s is not None)
+            triton.bind(f"model{number}", worker, *TENSORS, config=config)
         triton.run()
         url = triton.describe().urls["http"]
         threads = [threading.Thread(target=sample)]
+        threads += [threading.Thread(target=kill)] if kill_every_s is not None else []
         threads += [threading.Thread(target=call, args=(url, seed)) for seed in range(4)]
         for thread in threads:
             thread.start()
@@ -333,7 +348,8 @@ def zipf(minutes: float) -> None:
             thread.join()
         wakes = sum(model.wake_ups for model in triton.describe().models)
     peak = max(peaks)
-    print(f"{minutes:g} minutes of Zipf callers: {counts}, {wakes} wake-ups; peak PSS {peak:.0f} MB, ", end="")
+    kills = f", {len(killed)} workers killed" if kill_every_s is not None else ""
+    print(f"{minutes:g} minutes of Zipf callers: {counts}, {wakes} wake-ups{kills}; peak PSS {peak:.0f} MB, ", end="")
     print(f"{peak * 1e6 / budget:.3f} of the budget, at {len(peaks)} looks; first errors: {told[:3]}")
 
 
@@ -344,13 +360,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn of the models that are awake")
     parser.add_argument("--counts", type=int, nargs="*", default=[20, 400], help="models that sleep; none for none")
     parser.add_argument("--zipf-minutes", type=float, help="ask 40 models of 200 MB for so long, and nothing else")
+    parser.add_argument("--kill-every", type=float, help="with it, kill a worker that often, in seconds")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         measure_asleep(arguments.measure)
         return
     if arguments.zipf_minutes:
-        zipf(arguments.zipf_minutes)
+        zipf(arguments.zipf_minutes, arguments.kill_every)
         return
     with tempfile.TemporaryDirectory() as folder:
         wake_ups(arguments.rounds, Path(folder))
