@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,6 +24,7 @@ import pytest
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.process import scaling
+from pytriton.server.control.http import HttpControl
 from pytriton.triton import ModelDescription, ProcessWorker, RemoteTriton, Triton, TritonBase
 from support.callables import X, Y, identity
 from support.http import call, infer
@@ -234,6 +236,49 @@ def test_it_grows_on_a_server_of_somebody_else(triton: Triton) -> None:
             eventually(lambda: len(callers.pids) == 3)
             assert remote.is_alive()
         assert (callers.wrong, callers.lost) == ([], [])
+
+
+def test_slow_calls_that_wait_are_noticed(triton: Triton) -> None:
+    """Eight callers, whose calls take two seconds each, get all processes."""
+    with (
+        bound(triton, kwargs={"seconds": 2.0}, grow_queue_s=0.1, shrink_calm_s=600.0),
+        Callers(triton.http_url) as callers,
+    ):
+        eventually(lambda: described(triton).running_processes == 3)
+    assert (callers.wrong, callers.lost) == ([], [])
+
+
+def test_extra_processes_end_when_another_model_needs_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pytriton")
+    # Three processes of some 90 MiB each have room, and beside one of them one of 180 MiB.
+    with short_home(), running(Triton(config=local_config(), memory_budget="400MiB")) as triton:
+        with bound(triton, shrink_calm_s=600.0, kwargs={"mebibytes": 60}), Callers(triton.http_url) as callers:
+            eventually(lambda: described(triton).running_processes == 3)
+            large = ProcessWorker(make_slow, kwargs={"mebibytes": 150}, starts_asleep=True)
+            triton.bind("large", large, X, Y, config=CONFIG)
+            # Its own processes are at work all the time, and one of them stays.
+            assert infer(triton.http_url, "large", 4.0)[1] == 8.0
+            assert infer(triton.http_url, "m", 4.0)[1] == 8.0
+            triton.unbind("large")
+        assert (callers.wrong, callers.lost) == ([], [])
+        assert "shrinks from 3 to 1 of 3 worker processes: another model needs the memory." in caplog.text
+
+
+def test_where_the_server_tells_no_statistics_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = mock.Mock(side_effect=HttpControl.statistics)
+    monkeypatch.setattr(HttpControl, "statistics", lambda *given: asked(*given))
+    config = local_config(http_restricted_api="statistics:own-key=own-value")
+    with short_home(), running(Triton(config=config)) as triton:
+        url, token = str(triton.http_url), triton.get_access_token()
+        with RemoteTriton(url, access_token=token) as remote, bound(remote), Callers(url) as callers:
+            eventually(lambda: asked.call_count >= 3 and callers.has_answered(20))
+            assert len(worker_processes()) == 1
+        assert (callers.wrong, callers.lost) == ([], [])
+    told = "No model gets more worker processes while requests wait (ProcessWorker.min_copies), as the server does not "
+    assert caplog.text.count(told) == 1
+    assert "This API is restricted, expecting header 'own-key'" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pytriton.client.exceptions import PyTritonClientError
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend.hosting.environments import ModelRefused
 from pytriton.proxy_backend.hosting.models import IdleRule
-from pytriton.proxy_backend.process import host_process
+from pytriton.proxy_backend.process import budget, host_process
 from pytriton.server.errors import TritonServerError
 from pytriton.triton import RestartPolicy, Triton, TritonConfig
 from support.faults.plain_server import plain_server
@@ -28,7 +28,7 @@ from support.processes import is_running
 from support.python_models import CONFIG, EXECUTE, HEAD, MODEL, ask, hosts, infer, served, write
 from support.python_models.converted import convert, hosts_at
 from support.serving import server_pid
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 IDLE = "0.2s"
 SLOW = """
@@ -38,6 +38,20 @@ SLOW = """
     def finalize(self):
         (FOLDER / f"finalized-{os.getpid()}").touch()
 """
+
+
+# A model that never comes up.
+HANGS = {
+    "initialize": """
+    def initialize(self, args):
+        time.sleep(3600)
+""",
+    "auto_complete_config": """
+    @staticmethod
+    def auto_complete_config(config):
+        time.sleep(3600)
+""",
+}
 
 
 def counting(folder: Path) -> str:
@@ -103,6 +117,39 @@ def test_a_host_that_never_fits_is_refused_with_sizes(tmp_path: Path) -> None:
     assert not hosts()
 
 
+@pytest.mark.parametrize("stage", ["auto_complete_config", "initialize"])
+def test_a_host_that_hangs_while_it_loads_is_refused_and_others_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    # Others wait for its size no longer than that.
+    monkeypatch.setattr(budget, "_LONGEST_START_S", 1.0)
+    write(tmp_path, "double", MODEL)
+    hanging = f"{HEAD}class TritonPythonModel:\n{HANGS[stage]}{EXECUTE}"
+    write(tmp_path, "hangs", hanging, CONFIG + parameter("PYTRITON_START_TIMEOUT_S", "4"))
+    served_first = served(tmp_path, memory_budget="600MiB", model_control_mode="explicit", load_model=["double"])
+    with served_first as triton, ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(ask, triton, "load", "hangs")
+        eventually(lambda: len(hosts()) == 2 or loading.done())
+        assert ask(triton, "unload", "double")[0] == 200
+        # One that starts meanwhile finds room.
+        assert ask(triton, "load", "double")[0] == 200
+        assert infer(triton, "double", 3) == [6.0]
+        status, told = loading.result(PATIENCE_S)
+        assert status == 400
+        assert f"was still in the {stage} of its model.py after 4 s: it was killed. Set the parameter" in told["error"]
+        assert "PYTRITON_START_TIMEOUT_S of its config.pbtxt higher" in told["error"]
+        eventually(lambda: len(hosts()) == 1)
+        assert infer(triton, "double", 3) == [6.0]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_a_limit_of_the_start_that_is_no_time_is_a_load_error(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "double", MODEL, CONFIG + parameter("PYTRITON_START_TIMEOUT_S", text))
+    message = f"parameter PYTRITON_START_TIMEOUT_S: expected a number of seconds above 0, got '{text}'"
+    with pytest.raises(TritonServerError, match=re.escape(message)), served(tmp_path):
+        pass
+
+
 def test_requests_around_the_idle_time_are_all_answered(tmp_path: Path) -> None:
     write(tmp_path, "double", MODEL, CONFIG + "instance_group { count: 2 kind: KIND_CPU }\n")
     with served(tmp_path, python_models_idle=IDLE) as triton, ThreadPoolExecutor(4) as callers:
@@ -128,7 +175,7 @@ def test_a_model_says_for_itself_when_it_sleeps(tmp_path: Path) -> None:
         assert infer(triton, "sleepy", 1) == [2.0]
 
 
-def test_what_sleeps_is_loaded_anew_unloaded_and_stopped(tmp_path: Path) -> None:
+def test_what_sleeps_is_loaded_anew_unloaded_and_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "double", MODEL)
     with served(tmp_path, python_models_idle=IDLE) as triton:
         eventually(lambda: not hosts())
@@ -142,6 +189,8 @@ def test_what_sleeps_is_loaded_anew_unloaded_and_stopped(tmp_path: Path) -> None
         assert ask(triton, "load", "double")[0] == 200
         eventually(lambda: not hosts())
     assert hosts() == {}
+    # That nobody holds the place of a process any more is no error.
+    assert "is gone" not in caplog.text
 
 
 def test_a_process_that_is_killed_while_it_wakes_is_replaced(tmp_path: Path) -> None:
@@ -318,10 +367,51 @@ def test_the_state_is_on_the_metrics_page(tmp_path: Path) -> None:
         page = call(url, "GET", "/metrics")[1]
         assert 'pytriton_worker_asleep{model="double",version="1",worker="0"} 1.0' in page
         assert 'pytriton_worker_attached{model="double"' not in page
+        labels = '{model="double",version="1"}'
+        assert f"pytriton_model_memory_bytes{labels} 0.0" in page
+        assert f"pytriton_model_wake_seconds_count{labels} 0.0" in page
+        assert infer(triton, "double", 3) == [6.0]
+        eventually(lambda: f"pytriton_model_wake_seconds_count{labels} 1.0" in call(url, "GET", "/metrics")[1])
 
 
-def test_the_command_refuses_what_is_no_time() -> None:
-    command = [sys.executable, "-m", "pytriton.proxy_backend", "hosts", "--idle", "soon"]
+def test_what_processes_of_models_take_is_on_the_metrics_page(tmp_path: Path) -> None:
+    write(tmp_path, "large", large(100), CONFIG + "instance_group { count: 2 kind: KIND_CPU }\n")
+    settings = {"allow_metrics": True, "metrics_port": 0, "metrics_address": "127.0.0.1"}
+    with served(tmp_path, memory_budget="1GiB", **settings) as triton:
+        page = call(str(triton.metrics_url).rpartition("/metrics")[0], "GET", "/metrics")[1]
+        (taken,) = re.findall(r'^pytriton_model_memory_bytes\{model="large",version="1"\} (\S+)$', page, re.MULTILINE)
+        # Two instances with 100 MiB each.
+        assert 200 << 20 < float(taken) < 400 << 20
+
+
+def test_hosts_of_converted_models_share_a_memory_budget(tmp_path: Path) -> None:
+    for name in ("anna", "berta"):
+        write(tmp_path / "models", name, large(200))
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        endpoints = Path(folder) / "hosts"
+        for name in ("anna", "berta"):
+            convert(tmp_path / "models" / name, "--endpoint", endpoints)
+        with (
+            hosts_at(endpoints, tmp_path / "log", "--memory-budget", "400MiB") as started,
+            plain_server(tmp_path, tmp_path / "models", "--model-control-mode=explicit") as server,
+        ):
+            for name, is_new in (("anna", True), ("berta", True), ("anna", False)):
+                assert not is_new or server.load(f"{name}_workers")[0] == 200
+                assert server.infer(f"{name}_workers", x=("FP32", [2], [2, 1]))[1]["y"] == [4, 2]
+                assert len(started.pids()) == 1
+            assert started.said("sleeps: another model needs the memory")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--idle", "soon", "expected a time above 0, such as 90s, 5m or 1h; got 'soon'"),
+        ("--memory-budget", "much", "expected a number of bytes, or text such as 2GiB, 500MiB or 1.5GB; got 'much'"),
+        ("--memory-budget", "1MiB", "expected at least 16 MiB, which a process takes by itself; got '1MiB'"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_read(option: str, value: str, problem: str) -> None:
+    command = [sys.executable, "-m", "pytriton.proxy_backend", "hosts", option, value]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "argument --idle: expected a time above 0, such as 90s, 5m or 1h; got 'soon'" in ended.stderr
+    assert f"argument {option}: {problem}" in ended.stderr

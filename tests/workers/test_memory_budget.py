@@ -25,12 +25,12 @@ from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.process import budget as budget_module
 from pytriton.proxy_backend.process.budget import Account, MemoryBudget
+from pytriton.proxy_backend.settings import read_size
 from pytriton.proxy_backend.system.processes import proportional_bytes, with_descendants
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.models import workers as workers_module
 from pytriton.server.models.workers import StartCancelled
-from pytriton.server.settings.memory import read_size
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonSecurityConfig
 from support import process_models
 from support.callables import X, Y, identity
@@ -421,6 +421,25 @@ def test_a_budget_of_the_environment(monkeypatch: pytest.MonkeyPatch, caplog: py
     triton.bind("m", identity, X, Y)
     with pytest.raises(PyTritonBadParameterError, match="memory_budget is for models in processes of their own"):
         triton.check()
+
+
+def test_what_a_budget_cannot_count_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pytriton")
+    config = local_config(model_repository=tmp_path, python_models="stub")
+    triton = Triton(config=config, memory_budget="2GiB")
+    triton.bind("m", identity, X, Y)
+    told = (
+        rf"none of those that are there is served by processes: 'm', what is in {re.escape(str(tmp_path))}\. Give them"
+    )
+    with pytest.raises(PyTritonBadParameterError, match=told):
+        triton.check()
+    triton.bind("process", ProcessWorker(process_models.make), X, Y)
+    triton.check()
+    assert f"The memory budget does not count 'm', what is in {tmp_path}: no processes of their own." in caplog.text
+    # Processes of ours run a `model.py`, and count.
+    triton = Triton(config=local_config(model_repository=tmp_path, python_models="workers"), memory_budget="2GiB")
+    triton.bind("m", identity, X, Y)
+    triton.check()
 
 
 def test_a_server_that_runs_goes_on_without_its_last_process() -> None:

@@ -6,6 +6,8 @@ The settings that both have, and how settings are described, are in `wire/settin
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,12 @@ HOSTS_VARIABLE = "PYTRITON_HOSTS_FILE"
 PYTHON_SIDE_FILE_NAME = "pytriton-proxy.json"
 """Name of the file in the folder of a model version that holds its `PythonProxySettings`."""
 FORMAT = 1
+SIZE = "a number of bytes, or text such as 2GiB, 500MiB or 1.5GB"
+"""What `read_size` takes, for error messages."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B?|B)?")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
 DURATION = "a time above 0, such as 90s, 5m or 1h"
 """What `read_duration` takes, for error messages."""
 
@@ -138,6 +146,22 @@ def read_duration(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError(f"expected {DURATION}; got {text!r}")
     return seconds
+
+
+def read_size(value: Any) -> int:
+    """Return the bytes that a number above 0, or a text such as `2GiB`, `500M` or `1.5 GB`, means.
+
+    With an `i` a unit is a power of 1024, without one of 1000.
+    """
+    size: float = 0
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())) is not None:
+        unit = (found[2] or "").removesuffix("B")
+        size = float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i").upper()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    if not 1 <= size < 1 << 62:
+        raise ValueError(f"expected {SIZE}; got {value!r}")
+    return math.floor(size)
 
 
 def cost_settings(model: ModelSpec) -> dict[str, Any]:

@@ -282,3 +282,46 @@ def test_models_that_cannot_sleep_are_none_of_those_that_stay_awake(machine: Mac
     machine.come(other, 10)
     assert machine.budget.leave(one)
     assert not machine.budget.leave(other)
+
+
+def test_a_start_that_hangs_keeps_nobody_else_from_starting(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, second = machine.add("hangs"), machine.add("second")
+    assert machine.budget.admit(hangs, 0.0, lambda: False)
+    machine.take(hangs, 20)
+    # All that there is is its own until its size is known, or it takes too long.
+    with pytest.raises(NoRoomError, match="hangs 100 B"):
+        machine.budget.admit(second, 0.0, lambda: False)
+    monkeypatch.setattr(budget_module, "_LONGEST_START_S", 0.0)
+    assert machine.budget.admit(second, 0.0, lambda: False, after_starts=True)
+    assert second.expected == 80
+    machine.take(second, 40)
+    machine.up.add("second")
+    machine.budget.arrive(second)
+    third = machine.add("third", size=90)
+    with pytest.raises(NoRoomError, match=r"hangs 20 B \(waking\)"):
+        machine.budget.admit(third, 0.0, lambda: False)
+    # When it comes after all, its size counts as that of any other.
+    machine.take(hangs, 30)
+    machine.up.add("hangs")
+    machine.budget.arrive(hangs)
+    assert (hangs.size, hangs.state) == (30, AccountState.AWAKE)
+
+
+def test_processes_beyond_the_fewest_end_before_anybody_sleeps(machine: Machine) -> None:
+    first, grown, wakes = machine.add("first"), machine.add("grown"), machine.add("wakes", size=30)
+    machine.come(first, 30)
+    machine.come(grown, 20)
+    machine.take(grown, 60)
+    given: list[str] = []
+    grown.extra_share = lambda: 2 / 3
+    grown.give_back = lambda: given.append("grown")
+
+    def look() -> bool:
+        if given and machine.sizes[2] == 60:
+            machine.take(grown, 20)
+            grown.extra_share = lambda: 0.0
+        return False
+
+    assert machine.budget.admit(wakes, PATIENCE_S, look)
+    # Once, and the model that was used least recently is left alone.
+    assert (given, machine.asked) == (["grown"], [])

@@ -435,8 +435,8 @@ class TritonBase(abc.ABC):
             for model in self._models.values() if announces else ():
                 self._announce(model)
 
-    def _check_budget(self) -> None:
-        self._models.check_budget(self._budget, self._other_names(), from_environment=self._has_budget_of_environment)
+    def _check_budget(self, others: Sequence[str] | None = ()) -> None:
+        self._models.check_budget(self._budget, others, from_environment=self._has_budget_of_environment)
 
     def _check_own(self) -> None:
         self._life.check_own(type(self).__name__)

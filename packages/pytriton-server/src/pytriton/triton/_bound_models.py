@@ -1,7 +1,7 @@
 """The bound models of one `Triton` or `RemoteTriton`, by name and version."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,30 +188,41 @@ class BoundModels(dict[tuple[str, int], WorkerService]):
                     "under another name."
                 )
 
-    def check_budget(self, budget: MemoryBudget, others: Collection[str], *, from_environment: bool) -> None:
-        """Refuse settings for the memory of worker processes where models are bound, and none has such a process.
+    def check_budget(self, budget: MemoryBudget, others: Sequence[str] | None, *, from_environment: bool) -> None:
+        """Refuse settings for the memory of worker processes where there are models, and none has such a process.
 
-        A budget of the environment is for all programs, so it is only a warning in one without such processes.
+        Args:
+            budget: The settings.
+            others: What else is served, without such processes; `None` where something of it has some.
+            from_environment: Whether they are for all programs: then they are only a warning.
         """
-        # A `model.py` among the other models has processes, too.
-        definitions = [] if others else [model.definition for model in list(self.values())]
+        if others is None:
+            return
+        definitions = [model.definition for model in list(self.values())]
+        names = [*map(repr, dict.fromkeys(each.name for each in definitions)), *others]
         settings = (
             ("memory_budget", budget.limit_bytes, "has_processes", "is served by processes"),
             ("min_awake", budget.min_awake or None, "is_movable", "may sleep"),
         )
         for name, value, needed, what in settings:
-            if value is not None and definitions and not any(getattr(each, needed) for each in definitions):
+            if value is None or not names:
+                continue
+            if not any(getattr(each, needed) for each in definitions):
                 if from_environment and name == "memory_budget":
                     logger.warning("%s has no effect: none of the bound models %s.", MEMORY_BUDGET_VARIABLE, what)
                     continue
                 raise PyTritonBadParameterError(
-                    f"{name} is for models in processes of their own, and none of those that are bound {what}: give "
-                    f"them some (ProcessWorker, or pytriton serve --workers 1), or leave {name} out. Threads of this "
-                    "process cannot be ended.",
+                    f"{name} is for models in processes of their own, and none of those that are there {what}: "
+                    f"{', '.join(names)}. Give them some (ProcessWorker, pytriton serve --workers 1, or "
+                    f'TritonConfig(python_models="workers") for a model.py), or leave {name} out. Threads of this '
+                    "process, and what Triton runs itself, cannot be ended.",
                     parameter=name,
                     value=value,
                     rule="unset without worker processes",
                 )
+        uncounted = [*(repr(each.name) for each in definitions if not each.has_processes), *others]
+        if budget.limit_bytes is not None and uncounted:
+            logger.info("The memory budget does not count %s: no processes of their own.", ", ".join(uncounted))
 
     def put(self, model: WorkerService) -> None:
         """Add a model, or let it take the place of the one with its key."""

@@ -29,6 +29,7 @@ from pytriton.server.lifecycle.watchdog import UNRESPONSIVE_TIMEOUT_S
 from pytriton.server.models.callers import calling_model
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
+from pytriton.server.settings.memory import without_processes
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
@@ -339,8 +340,7 @@ class Triton(TritonBase):
         try:
             super()._start(announces=announces)
         except PortInUseError as error:
-            explained = _registry.explain(error)
-            if explained is error:
+            if (explained := _registry.explain(error)) is error:
                 raise
             raise explained from error
 
@@ -363,6 +363,9 @@ class Triton(TritonBase):
 
     def _other_names(self) -> Collection[str]:
         return self._folders
+
+    def _check_budget(self, others: Sequence[str] | None = ()) -> None:
+        super()._check_budget(without_processes(self._config, self._folders))
 
     def _current(self) -> ServerSession | None:
         return self._server if self._life.session is not None else None

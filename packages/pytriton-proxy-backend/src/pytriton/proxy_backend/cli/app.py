@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProxyBackendError
-from ..settings import read_duration
+from ..process.budget import LEAST_BUDGET_BYTES
+from ..settings import read_duration, read_size
 from ..system.home import default_home
 
 PROGRAM = "pytriton-proxy-backend"
@@ -82,6 +83,20 @@ def duration(text: str) -> float:
         return read_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def memory_budget(text: str) -> int:
+    """Read a memory budget such as `2GiB` of the command line, in bytes."""
+    try:
+        size = read_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size < LEAST_BUDGET_BYTES:
+        least = LEAST_BUDGET_BYTES >> 20
+        raise argparse.ArgumentTypeError(
+            f"expected at least {least} MiB, which a process takes by itself; got {text!r}"
+        )
+    return size
 
 
 def own_version() -> str:

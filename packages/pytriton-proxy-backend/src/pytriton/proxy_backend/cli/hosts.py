@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import Any
 
-from .app import add_hosts_endpoint, duration, hosts_endpoint
+from .app import add_hosts_endpoint, duration, hosts_endpoint, memory_budget
 from .logs import add_service_options, start_log
 
 
@@ -26,6 +26,13 @@ def register(commands: Any) -> None:
         help="without a request for so long, such as 90s, 5m or 1h, the process of an instance ends, and the next "
         "request starts it again; a model's own parameter PYTRITON_IDLE_TIMEOUT_S counts more",
     )
+    parser.add_argument(
+        "--memory-budget",
+        type=memory_budget,
+        metavar="SIZE",
+        help="how much memory the processes may take together (PSS), such as 2GiB: those of the instances that were "
+        "used least recently end for one that needs it, and their next request starts them again",
+    )
     add_service_options(parser)
     parser.set_defaults(run=run)
 
@@ -42,13 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     # Imported after the fork, because the forkserver does not need it.
     from ..hosting.supervisor import HostSupervisor, check_folder
+    from ..process.budget import MemoryBudget
     from ..system.stop_signals import StopSignals
 
     start_log(arguments.log_level, arguments.log_format)
     folder = hosts_endpoint(arguments)
     check_folder(folder)
     supervisor = HostSupervisor(
-        folder, "Choose another folder (--endpoint) that this user may write to.", idle_timeout_s=arguments.idle
+        folder,
+        "Choose another folder (--endpoint) that this user may write to.",
+        idle_timeout_s=arguments.idle,
+        budget=MemoryBudget(arguments.memory_budget),
     )
     stop = StopSignals()
     with stop:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..model import ModelSpec, is_decoupled, python_model_spec
 from ..process.child import Launch
+from ..process.host_process import START_PARAMETER, START_TIMEOUT_S
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings, parameter_fields
 from .environments import Environments, ModelRefused
@@ -29,7 +30,7 @@ IDLE_PARAMETER = "PYTRITON_IDLE_TIMEOUT_S"
 
 _PREFIX = "PYTRITON_"
 # Parameters that are read here, each in its own way.
-_NOT_OF_THE_LIBRARY = (CACHE_PARAMETER, IDLE_PARAMETER)
+_NOT_OF_THE_LIBRARY = (CACHE_PARAMETER, IDLE_PARAMETER, START_PARAMETER)
 _MOST_BYTES = (1 << 63) - 1
 _DEFAULT_FILE = "model.py"
 _PYTHON = "python"
@@ -49,6 +50,7 @@ class PythonModel:
     config: str  # its configuration, as JSON
     completes: bool  # whether the configuration is to be completed
     launch: Launch  # how its hosts are started
+    start_timeout_s: float  # how long its hosts may take to start, in seconds
 
     @classmethod
     def announced(cls, fields: tuple[str, ...], environments: Environments) -> PythonModel:
@@ -69,6 +71,7 @@ class PythonModel:
             config=config,
             completes=completes == "1",
             launch=_launch(parameters, folder, environments),
+            start_timeout_s=_start_timeout_s(parameters),
         )
 
     @property
@@ -223,6 +226,17 @@ def _cache_bytes(fields: Mapping[str, Any], *, decoupled: bool) -> int:
     if decoupled and int(text):
         raise ModelRefused(f"parameter {CACHE_PARAMETER}: the answers of a decoupled model cannot be kept")
     return int(text)
+
+
+def _start_timeout_s(parameters: Mapping[str, str]) -> float:
+    text = parameters.get(START_PARAMETER)
+    try:
+        limit_s = START_TIMEOUT_S if text is None else float(text)
+    except ValueError:
+        limit_s = math.nan
+    if not 0 < limit_s < math.inf:
+        raise ModelRefused(f"parameter {START_PARAMETER}: expected a number of seconds above 0, got {text!r}")
+    return limit_s
 
 
 def _launch(parameters: Mapping[str, str], folder: str, environments: Environments) -> Launch:

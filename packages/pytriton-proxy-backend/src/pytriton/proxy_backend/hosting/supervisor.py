@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..errors import AttachError, HostingError
 from ..model import MAX_ENDPOINT_BYTES
-from ..process.budget import Account, MemoryBudget, NoRoomError
+from ..process.budget import Account, MemoryBudget, NoRoomError, WakeCounts
 from ..process.child import Launch
 from ..process.host_process import FINALIZE_TIMEOUT_S, HostProcess
 from ..process.log import WORKER_LOGGER
@@ -71,6 +71,7 @@ class _Loaded:
     config: str  # its configuration, completed
     idle: IdleRule  # when the hosts of its instances sleep
     spare: HostProcess | None  # the host that has completed the configuration, until an instance takes it
+    wakes: WakeCounts = field(default_factory=WakeCounts)  # how its instances were woken
     numbers: itertools.count[int] = field(default_factory=itertools.count)  # numbers for its hosts
 
 
@@ -83,6 +84,8 @@ class ServingHost:
     decoupled: bool  # whether a request of it may get any number of responses
     number: int  # which of the model's hosts it is, from 0 on
     host: HostProcess  # its processes, one after the other
+    account: Account  # the same, as the budget sees them
+    budget: MemoryBudget  # where they get their memory
 
 
 class HostSupervisor:
@@ -344,6 +347,7 @@ class HostSupervisor:
             model.name,
             pids=lambda: [pid for each in hosts if (pid := each.pid) is not None],
             is_up=lambda: are_up(hosts),
+            wakes=loaded.wakes,
         )
         can_sleep = idle.idle_timeout_s is not None or (idle.can_sleep and self._budget.limit_bytes is not None)
         if can_sleep:
@@ -363,7 +367,9 @@ class HostSupervisor:
             self._budget.check(account)
             spec = model.spec(loaded.config)
             with self._lock:
-                self._serving[host] = ServingHost(model.name, model.version, spec.decoupled, number, host)
+                self._serving[host] = ServingHost(
+                    model.name, model.version, spec.decoupled, number, host, account, self._budget
+                )
             if can_sleep:
                 timeouts_s = idle.idle_timeout_s, idle.attach_timeout_s
                 sleep = Sleep(spec, Path(endpoint), *timeouts_s, self._budget, account, instance=instance)
@@ -393,7 +399,7 @@ class HostSupervisor:
 
     def _start(self, model: PythonModel, job: PythonModelJob, number: int) -> HostProcess:
         start = functools.partial(self._forkservers.start, is_one_of_many=model.has_many_instances)
-        host = HostProcess(job, number, launch=model.launch, start=start)
+        host = HostProcess(job, number, launch=model.launch, start=start, start_timeout_s=model.start_timeout_s)
         with self._lock:
             if self._is_stopping:
                 raise ModelRefused(_STOPPED)

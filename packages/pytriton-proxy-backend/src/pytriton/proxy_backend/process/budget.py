@@ -17,9 +17,12 @@ from ..system.processes import proportional_bytes, resident_bytes, with_descenda
 from ..system.processors import usable_processors
 from ..system.threads import keep_on
 
-__all__ = ["Account", "AccountState", "MemoryBudget", "NoRoomError", "WakeCounts", "size_text"]
+__all__ = ["LEAST_BUDGET_BYTES", "Account", "AccountState", "MemoryBudget", "NoRoomError", "WakeCounts", "size_text"]
 
 logger = logging.getLogger(__name__)
+
+LEAST_BUDGET_BYTES = 16 << 20
+"""The smallest budget: a worker process takes more than that with its interpreter and numpy alone."""
 
 # While somebody waits for room, or is about to take some, it is looked so often who has ended, or has none to do.
 _STEP_S = 0.05
@@ -37,6 +40,8 @@ _CLOSE_S = 1.0
 # Whoever was woken stays awake for as long as that took, and at most so long: else two models that do not fit together
 # would do nothing but wake.
 _LONGEST_GRACE_S = 5.0
+# Nobody waits longer for a model that starts for the first time. Its size then is what is measured.
+_LONGEST_START_S = 60.0
 _MOST_NAMED = 6
 
 
@@ -65,6 +70,12 @@ class WakeCounts:
     def seconds(self) -> Histogram:
         """How long the wake-ups took until a worker was attached, in seconds."""
         return Histogram(self.BOUNDS_S, tuple(self._counts), self._sum_s)
+
+    @property
+    def quantiles_s(self) -> tuple[float, float] | None:
+        """The time within which half of the wake-ups were over, and 95 of 100, in seconds; `None` without any."""
+        middle_s, late_s = self.quantile_s(0.5), self.quantile_s(0.95)
+        return None if middle_s is None or late_s is None else (middle_s, late_s)
 
     def quantile_s(self, share: float) -> float | None:
         """Return how long that part of the wake-ups took at most, as nearly as buckets tell; `None` without any."""
@@ -96,11 +107,15 @@ class Account:
         drop: Ends these, until the model wakes, and returns at once.
         is_up: Returns whether all of them have made their callables and are to serve, so that their size is known.
         ask_to_sleep: Asks them to sleep if they have nothing to do, and returns at once; `None` where they cannot.
+        extra_share: Returns which part of what they take belongs to processes beyond the fewest of the model.
+        give_back: Ends those, when they have finished their requests, and returns at once.
         pinned: Whether the operator wants them awake.
         size: How much they took when they were awake the last time, in bytes; a guess before the first, or `None`.
         is_gone: Returns whether none of them will come any more: all are given up.
         least_size: The least that they took while they were awake, in bytes: what new ones are sure to take.
         leaves_since: When they were asked to sleep, or began to by themselves.
+        given_back: How many bytes those take that were to end last because they are more than the fewest.
+        given_back_at: When that was.
         wakes: How often they were woken, those before them included.
     """
 
@@ -110,6 +125,8 @@ class Account:
     ask_to_sleep: Callable[[], None] | None = None
     kept: Callable[[], Collection[int]] = tuple
     drop: Callable[[], object] = lambda: None
+    extra_share: Callable[[], float] = lambda: 0.0
+    give_back: Callable[[], None] = lambda: None
     pinned: bool = False
     size: int | None = None
     is_gone: Callable[[], bool] = lambda: False
@@ -122,6 +139,8 @@ class Account:
     woke_in_s: float = 0.0
     declined_at: float = float("-inf")
     leaves_since: float = float("-inf")
+    given_back: int = 0
+    given_back_at: float = float("-inf")
     is_asked: bool = False
     is_dropped: bool = False
     is_waited_for: bool = False
@@ -133,7 +152,16 @@ class Account:
 
     @property
     def starts(self) -> bool:
-        """Whether it starts for the first time."""
+        """Whether it starts for the first time, and others wait until its size is known."""
+        return self._is_new and not self.starts_long
+
+    @property
+    def starts_long(self) -> bool:
+        """Whether it starts for the first time, and has taken so long that nobody waits for it any more."""
+        return self._is_new and time.monotonic() - self.awake_since >= _LONGEST_START_S
+
+    @property
+    def _is_new(self) -> bool:
         return self.state is AccountState.WAKING and self.least_size is None
 
     @property
@@ -365,7 +393,7 @@ class MemoryBudget:
         if account.state is AccountState.WAKING and (is_gone or (is_measured and account.ask_to_sleep is None)):
             # Nobody else looks when it has come.
             account.state = AccountState.AWAKE
-        if is_measured or is_gone:
+        if is_measured or is_gone or account.starts_long:
             return now
         return max(now, account.expected if account.size is None else account.size)
 
@@ -381,8 +409,12 @@ class MemoryBudget:
         return max(0, min(likely, max(account.least_size or 0, limit - self._fixed(account))))
 
     def _fixed(self, account: Account, old: Account | None = None) -> int:
-        """Return how much those take that never sleep, aside from a model, and from the one whose place it takes."""
-        return sum(self._charge(each) for each in self._accounts if each not in (account, old) and not each.is_movable)
+        """Return how much those take that never sleep, or cannot now, as they start for long.
+
+        A model itself, and the one whose place it takes, are left out.
+        """
+        others = (each for each in self._accounts if each not in (account, old))
+        return sum(self._charge(each) for each in others if not each.is_movable or each.starts_long)
 
     def _is_hopeless(self, account: Account, old: Account | None = None) -> bool:
         return (account.least_size or 0) + self._fixed(account, old) > (self.limit_bytes or 0)
@@ -410,9 +442,19 @@ class MemoryBudget:
         return False
 
     def _free(self, missing: int, charges: dict[Account, int], beneficiary: Account | None) -> bool:
-        """Ask those used least recently to sleep, as many as it takes; return whether anybody is about to."""
+        """Have others end, as many as it takes; return whether anybody is about to.
+
+        Processes beyond the fewest of a model come first, then those models that were used least recently.
+        """
         now = time.monotonic()
         coming = 0
+        for each in charges.keys() - {beneficiary}:
+            if now - each.given_back_at >= _COMING_S:
+                if coming >= missing or each.state is not AccountState.AWAKE or not (share := each.extra_share()):
+                    continue
+                each.given_back, each.given_back_at = int(charges[each] * share), now
+                each.give_back()
+            coming += each.given_back
         candidates = []
         for each in charges.keys() - {beneficiary}:
             kept = self._meter.read(each.kept()) if each.state is AccountState.ASLEEP else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import time
 from typing import Any
 
@@ -17,9 +16,10 @@ logger = logging.getLogger(__name__)
 FINALIZE_TIMEOUT_S = 30.0
 """How long a host may take to end, with `finalize`, when its requests are answered, in seconds."""
 
-# As in Triton's Python backend: some models load for minutes, and a request that crashes a process says nothing about
-# others.
-_LIMITS = RestartLimits(max_crashes=None, start_timeout_s=math.inf)
+START_TIMEOUT_S = 1800.0
+"""How long `auto_complete_config` and `initialize` may take, each, in seconds, where the model says nothing else."""
+START_PARAMETER = "PYTRITON_START_TIMEOUT_S"
+"""Parameter of a configuration that says so."""
 
 
 class HostProcess(WorkerProcess):
@@ -39,13 +39,18 @@ class HostProcess(WorkerProcess):
         *,
         launch: Launch | None = None,
         start: StartProcess = start_process,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Prepare a host; nothing happens before `start`."""
-        super().__init__(job, job.model_name, number, launch=launch, limits=_LIMITS)
+        # As in Triton's Python backend: a request that crashes a process says nothing about others.
+        limits = RestartLimits(max_crashes=None, start_timeout_s=start_timeout_s)
+        super().__init__(job, job.model_name, number, launch=launch, limits=limits)
         self._start_process = start
         self._python_job = job
         self._configured: dict[str, Any] | None = None
         self._finalizing_since: float | None = None
+        # When it was asked to serve, of one that had completed the configuration.
+        self._asked_at = 0.0
 
     def wait_configured(self, timeout_s: float) -> bool:
         """Wait until the configuration is complete; return whether it is."""
@@ -73,6 +78,7 @@ class HostProcess(WorkerProcess):
             config = serving.args["model_config"]
             job = dataclasses.replace(self._python_job, auto_complete=False, serve=serving, model_config=config)
             self._job = self._python_job = job
+            self._asked_at = time.monotonic()
             if self._child is not None:
                 self._child.serve(serving)
 
@@ -81,7 +87,17 @@ class HostProcess(WorkerProcess):
         return super()._look_after(child)
 
     def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
-        reason = super()._overdue(started, is_ready, done_since)
+        job = self._python_job
+        if job.auto_complete and self._configured is not None:
+            # It waits for `serve`.
+            started = time.monotonic()
+        reason = super()._overdue(max(started, self._asked_at), is_ready, done_since)
+        if reason is not None and not is_ready and done_since is None and self._stop_deadline is None:
+            what = "auto_complete_config" if job.auto_complete else "initialize"
+            reason = (
+                f"was still in the {what} of its model.py after {self._limits.start_timeout_s:g} s: it was killed. "
+            )
+            reason += f"Set the parameter {START_PARAMETER} of its config.pbtxt higher, if it needs longer"
         since = self._finalizing_since
         if reason is not None or done_since is not None or since is None:
             return reason

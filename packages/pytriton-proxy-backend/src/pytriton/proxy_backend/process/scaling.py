@@ -177,6 +177,24 @@ class Scaling:
         self._grown = None
         self._begin_anew(self.limits.fewest)
 
+    def extra_share(self, workers: Sequence[WorkerProcess]) -> float:
+        """Return how large a part of the workers that run is beyond the fewest. From any thread."""
+        count = len(_shared_out(workers)[0])
+        return max(0, count - self.limits.fewest) / max(1, count)
+
+    def give_back(self, workers: Sequence[WorkerProcess]) -> None:
+        """End the workers beyond the fewest, as another model needs their memory."""
+        running = _shared_out(workers)[0]
+        extra = running[self.limits.fewest :]
+        for worker in extra:
+            worker.sleep()
+        self._grown = None
+        self._counts.down += len(extra)
+        self._rule.change(time.monotonic(), self.limits.fewest, by_one=0)
+        if extra:
+            logger.info("%s shrinks from %d to %d of %d worker processes: another model needs the memory.", self._label,
+                        len(running), len(running) - len(extra), len(workers))  # fmt: skip
+
     def look(
         self,
         workers: Sequence[WorkerProcess],

@@ -90,6 +90,9 @@ class Sleep:
         self._budget = MemoryBudget() if budget is None else budget
         self._account = account or Account(model.name, lambda: _pids(self._workers), lambda: are_up(self._workers))
         self._account.ask_to_sleep = self._ask
+        if scaling is not None:
+            self._account.extra_share = lambda: scaling.extra_share(self._workers)
+            self._account.give_back = self._ask_for_extra
         self._label = f"Model {model.name!r} (version {model.version})"
         self._attach_setting = "ModelConfig.attach_timeout_s"
         if instance is not None:
@@ -103,7 +106,7 @@ class Sleep:
         self._stopping = threading.Event()
         # Set when there is something to do before the next look: to stop, or to sleep for another model.
         self._nudged = threading.Event()
-        self._is_asked = False
+        self._is_asked = self._is_asked_for_extra = False
         self._taken = 0
         # That there is no room is said once, until it has woken again.
         self._has_told_refusal = False
@@ -144,6 +147,11 @@ class Sleep:
     def _ask(self) -> None:
         """Sleep soon if there is nothing to do, because another model needs the memory. With the lock of the budget."""
         self._is_asked = True
+        self._nudged.set()
+
+    def _ask_for_extra(self) -> None:
+        """End the workers beyond the fewest soon, for another model. With the lock of the budget."""
+        self._is_asked_for_extra = True
         self._nudged.set()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
@@ -231,7 +239,10 @@ class Sleep:
                 self._end_workers()
                 return _sleep_on
             activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S) if self._is_served else None
-            if self._scaling is not None:
+            if self._is_asked_for_extra and self._scaling is not None:
+                self._is_asked_for_extra = False
+                self._scaling.give_back(self._workers)
+            elif self._scaling is not None:
                 self._scaling.look(self._workers, activity, self._start_one)
             if activity is None or activity.in_flight or activity.taken != taken:
                 if activity is not None and taken is not None:

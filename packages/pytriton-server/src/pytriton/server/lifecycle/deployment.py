@@ -89,6 +89,8 @@ class Deployment:
         # The wait for the requests of these models has ended in vain.
         self._orphaned: list[WorkerService] = []
         self._generations = itertools.count(1)
+        # That the server does not tell how long requests wait.
+        self._has_told_refusal = False
 
     @property
     def models(self) -> Sequence[WorkerService]:
@@ -314,7 +316,14 @@ class Deployment:
         """Return how long requests of a model have waited in Triton's queue; None while the server does not tell."""
         try:
             return queue_time_of(self._control().statistics(model.name, model.version))
-        except TritonServerError:
+        except TritonServerError as error:
+            if isinstance(error, ControlError) and "restricted" in (error.reason or "") and not self._has_told_refusal:
+                self._has_told_refusal = True
+                logger.warning(
+                    "No model gets more worker processes while requests wait (ProcessWorker.min_copies), as the server "
+                    "does not tell how long they do: %s. Leave its statistics open to this program.",
+                    error.reason,
+                )
             return None
 
     def _all(self) -> list[WorkerService]:

@@ -22,7 +22,7 @@ from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
 from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
 from pytriton.server.models.warmup import WarmupBatches
-from pytriton.server.observe.metrics_totals import ScalingFacts, SleepFacts, StatisticsTotals
+from pytriton.server.observe.metrics_totals import ScalingFacts, SleepFacts, StatisticsTotals, wall_time
 
 _POLL_S = 0.01
 # How long the start of workers waits at most until others have made room for them.
@@ -268,13 +268,12 @@ class ModelWorkers:
                 most=len(processes),
                 counts=self.totals.scalings.copy(),
             )
-        middle_s, late_s = account.wakes.quantile_s(0.5), account.wakes.quantile_s(0.95)
         return SleepFacts(
             state="awake" if sleep is None else sleep.state.value,
             memory=budget.read(account),
-            last_used=round(time.time() - time.monotonic() + account.last_used),
+            last_used=wall_time(account.last_used),
             wakes=account.wakes.seconds,
-            wake_quantiles_s=None if middle_s is None or late_s is None else (middle_s, late_s),
+            wake_quantiles_s=account.wakes.quantiles_s,
             wakes_refused=account.wakes.refused,
             scaling=scaling,
         )

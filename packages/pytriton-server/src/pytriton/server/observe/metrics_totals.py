@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -86,8 +87,22 @@ class HostedModel:
     has_cost: bool = False
 
     def read_sleep(self) -> SleepFacts | None:
-        """Return nothing: its instances sleep one by one, see `CallableTotals.asleep`."""
-        return None
+        """Return what is known of processes that may sleep, or have a memory budget; None of others."""
+        accounts = [each.account for each in self.hosts]
+        budget = self.hosts[0].budget
+        if budget.limit_bytes is None and not any(each.ask_to_sleep for each in accounts):
+            return None
+        wakes = accounts[0].wakes
+        is_asleep = all(each.host.is_asleep for each in self.hosts)
+        is_awake = any(each.host.is_attached for each in self.hosts)
+        return SleepFacts(
+            state="asleep" if is_asleep else "awake" if is_awake else "waking",
+            memory=sum(map(budget.read, accounts)),
+            last_used=wall_time(max(each.last_used for each in accounts)),
+            wakes=wakes.seconds,
+            wake_quantiles_s=wakes.quantiles_s,
+            wakes_refused=wakes.refused,
+        )
 
     def read_totals(self) -> list[CallableTotals]:
         """Return the counts of its instances since they were loaded."""
@@ -111,6 +126,11 @@ def hosted_models(hosts: Iterable[ServingHost]) -> list[HostedModel]:
     for each in sorted(hosts, key=lambda each: each.number):
         found.setdefault((each.model_name, each.model_version, each.decoupled), []).append(each)
     return [HostedModel(*key, hosts) for key, hosts in found.items()]
+
+
+def wall_time(at: float) -> int:
+    """Return when something was by `time.monotonic`, as seconds of the Unix epoch."""
+    return round(time.time() - time.monotonic() + at)
 
 
 class StatisticsTotals:

@@ -1,38 +1,16 @@
-"""Sizes of memory as people write them, and the memory budget of worker processes."""
+"""The memory budget of worker processes, as an operator gives it."""
 
-import math
 import os
-import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.proxy_backend.process.budget import MemoryBudget
+from pytriton.proxy_backend.process.budget import LEAST_BUDGET_BYTES, MemoryBudget
+from pytriton.proxy_backend.settings import SIZE, read_size
+from pytriton.server.settings.config import WORKERS, TritonConfig
 
 MEMORY_BUDGET_VARIABLE = "PYTRITON_MEMORY_BUDGET"
 """Environment variable with the memory budget of a `Triton` that was given none."""
-
-LEAST_BUDGET_BYTES = 16 << 20
-"""The smallest budget: a worker process takes more than that with its interpreter and numpy alone."""
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B?|B)?")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_FORM = "a number of bytes, or text such as 2GiB, 500MiB or 1.5GB"
-
-
-def read_size(value: Any) -> int:
-    """Return the bytes that a number above 0, or a text such as `2GiB`, `500M` or `1.5 GB`, means.
-
-    With an `i` a unit is a power of 1024, without one of 1000.
-    """
-    size: float = 0
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())) is not None:
-        unit = (found[2] or "").removesuffix("B")
-        size = float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i").upper()]
-    elif isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    if not 1 <= size < 1 << 62:
-        raise ValueError(f"expected {_FORM}; got {value!r}")
-    return math.floor(size)
 
 
 def make_budget(owner: str, memory_budget: Any, min_awake: Any) -> MemoryBudget:
@@ -50,8 +28,16 @@ def make_budget(owner: str, memory_budget: Any, min_awake: Any) -> MemoryBudget:
         size = 0
     if size < LEAST_BUDGET_BYTES:
         least = f"of at least {LEAST_BUDGET_BYTES >> 20} MiB, which a worker process takes by itself"
-        raise _rejected(where, memory_budget, f"{_FORM}, {least}")
+        raise _rejected(where, memory_budget, f"{SIZE}, {least}")
     return MemoryBudget(size, min_awake)
+
+
+def without_processes(config: TritonConfig, folders: Collection[str]) -> Sequence[str] | None:
+    """Return what a server serves from folders and its repository; None where processes of ours run a `model.py`."""
+    if (config.python_models or (WORKERS if folders else "")).lower() == WORKERS:
+        return None
+    repository = config.model_repository
+    return [*map(repr, folders), *([] if repository is None else [f"what is in {repository}"])]
 
 
 def _rejected(where: str, value: Any, rule: str) -> PyTritonBadParameterError:

@@ -71,7 +71,7 @@ _OF_A_START = re.compile(
 )
 # What the server logs of workers that were told to leave, or whose place is held; whoever told them reports it.
 _OF_A_SLEEP = re.compile(
-    r"I\d{4} [^\]]*connection\.cc:\d+\] \"?model '.*' version \d+: worker "
+    r"[IE]\d{4} [^\]]*connection\.cc:\d+\] \"?model '.*' version \d+: worker "
     r"('placeholder of workers that sleep' |.* detached: it detached\b)"
 )
 # What it says where it ends before all of its models have been freed.
