@@ -189,8 +189,29 @@ def test_what_is_free_for_long_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
     old, new = made(pool_, 64 * KIB), made(pool_, 64 * KIB)
     pool_.give_back(old)
     monkeypatch.setattr(pool, "_LONGEST_FREE_S", 0.0)
+    monkeypatch.setattr(pool, "_wait_idle", lambda _idleness: None)  # it would drop the new one as well
     pool_.give_back(new)
     assert left() == [old.name]
+
+
+def test_memory_goes_back_without_the_lock_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving back a large region takes long, and other threads take and give back regions meanwhile."""
+    regions_ = RegionPool(URL)
+    dropped, free = made(regions_, 1 << 20), made(regions_, 64 * KIB)
+    regions_.give_back(dropped)
+    during = []
+
+    def release(region: Region) -> None:
+        regions_.give_back(free)
+        during.append((region, regions_.take(64 * KIB)))
+
+    monkeypatch.setattr(Region, "release", release)
+    caller = threading.Thread(target=regions_.drop_free, daemon=True)
+    caller.start()
+    caller.join(60)
+    assert during == [(dropped, free)]
+    monkeypatch.undo()
+    regions_.leave(free)
 
 
 def test_what_is_given_back_late_is_dropped() -> None:

@@ -95,6 +95,8 @@ class RegionPool:
         self._returned: deque[Region] = deque()
         # Work that waits for the holder of the lock, because the garbage collector ends requests, too.
         self._ended: deque[tuple[Callable[[Region], None], Region]] = deque()
+        # Regions that were free and are dropped. Giving large memory back takes long, so it is done without the lock.
+        self._dropped: deque[Region] = deque()
 
     def take(self, size: int) -> Region | None:
         """Return a free region of at least that size; otherwise return ``None`` and drop the next smaller one."""
@@ -172,12 +174,18 @@ class RegionPool:
         self._settle()
 
     def _settle(self) -> None:
-        """Do the work that waits, unless another thread holds the lock: that one does it."""
+        """Do the work that waits, unless another thread holds the lock: that one does it.
+
+        Then give back the memory of dropped regions.
+        """
         while self._ended and self._lock.acquire(blocking=False):
             try:
                 self._collect()
             finally:
                 self._lock.release()
+        with contextlib.suppress(IndexError):  # no region is left, or another thread has taken the last one
+            while self._dropped:
+                self._dropped.popleft().release()
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -213,7 +221,7 @@ class RegionPool:
 
     def _drop(self, region: Region) -> None:
         if self._free.pop(region, None) is not None:
-            region.release()
+            self._dropped.append(region)
         self._lent.pop(region, None)
         if self._known.pop(region.name, None) is not None:
             self._stale.add(region.name)

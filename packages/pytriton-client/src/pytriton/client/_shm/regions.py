@@ -6,6 +6,7 @@ a client that is killed then leaves nothing in the folder. What one leaves that 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import hashlib
@@ -42,8 +43,7 @@ class Region:
         try:
             # Without this, a full tmpfs would end this process, or the server, by SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
-            self._mapped = mmap.mmap(descriptor, size)
-            self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._mapped, np.uint8)
+            self.memory: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         except BaseException:
             self.unlink()
             raise
@@ -52,8 +52,9 @@ class Region:
 
     def release(self) -> None:
         """Give the memory back to the system at once, although a server may have it mapped; it cannot be used again."""
-        with suppress(OSError):  # the memory then goes back when the server forgets the region
-            self._mapped.madvise(mmap.MADV_REMOVE)
+        # mmap.madvise() holds the GIL: all threads would wait while a large region is freed. If this fails, the memory
+        # goes back when the server forgets the region.
+        _libc().madvise(self.memory.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(self.size), mmap.MADV_REMOVE)
 
     def unlink(self) -> None:
         """Remove the name. A second call does nothing."""
@@ -90,6 +91,11 @@ def remove_left_files() -> None:
     for name in filter(is_left_behind, os.listdir(FOLDER)):
         with suppress(OSError):  # the file is another user's, or another client removed it first
             os.unlink(f"{FOLDER}/{name}")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 @functools.lru_cache(maxsize=1)
