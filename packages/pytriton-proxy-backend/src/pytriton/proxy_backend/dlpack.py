@@ -1,8 +1,10 @@
 """DLPack: its structures, and numpy arrays as capsules that every reader understands.
 
-numpy's own capsules have strides that older stubs of Triton's Python backend take for a gap where a dimension is 0, and
-complain on stderr when the stub has renamed them; numpy knows no BF16, and before 2.1 hands out no array that is
-read-only. Those made here have no strides, which means C order.
+numpy makes the capsules, so that freeing one needs none of our code: Python code of a destructor would lose the error
+that is on its way while a temporary capsule is freed. They differ from those of `ndarray.__dlpack__` in three ways.
+They have no strides, which means C order: older stubs of Triton's Python backend take strides for a gap where a
+dimension is 0. They may hold BF16, which numpy does not know. They may hold memory that is read-only, which numpy
+before 2.1 does not hand out.
 
 This module imports nothing of ours: a stub process of Triton gets this file alone.
 """
@@ -60,10 +62,6 @@ class DLManagedTensorVersioned(ctypes.Structure):
     )
 
 
-# The objects that a capsule refers to, by the address of its structure. Its deleter removes them.
-_alive: dict[int, tuple[Any, ...]] = {}
-
-
 @functools.cache
 def python_function(name: str, *types: Any) -> Callable[..., Any]:
     """Return a function of Python's C API, which takes addresses of objects: one may be about to be freed."""
@@ -85,42 +83,33 @@ def address_in(capsule: int) -> int:
     return int(get(capsule, ctypes.cast(_NAME, ctypes.c_char_p)))
 
 
-def _delete(address: int) -> None:
-    _alive.pop(address, None)
+class _Memory:
+    """The memory of an array as a writable array of numpy sees it; that array keeps this object alive."""
 
-
-def _destroy(capsule: int) -> None:
-    # This capsule was not read by anybody; the reader of one deletes its tensor.
-    if is_capsule(capsule):
-        _delete(address_in(capsule))
-
-
-@functools.cache
-def _callbacks() -> tuple[Any, Any]:
-    made = (ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_delete), ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy))
-    for callback in made:
-        # For ever: capsules may be freed after everything else, when the interpreter ends.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
-    return made
+    def __init__(self, array: np.ndarray[Any, Any], owner: object) -> None:
+        self._kept = (array, owner)
+        # Bytes of that size in place of the type, which the capsule gets by itself.
+        self.__array_interface__ = {
+            "data": (array.ctypes.data, False),
+            "shape": array.shape,
+            "typestr": f"<u{array.dtype.itemsize}",
+            "version": 3,
+        }
 
 
 def to_capsule(array: np.ndarray[Any, Any], owner: object = None, *, code: int | None = None) -> Any:
     """Return a capsule over an array of numbers, or a copy if it is not in C order; it keeps `owner` alive."""
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    deleter, destructor = _callbacks()
-    shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
-    managed = DLManagedTensor()
-    tensor = managed.tensor
-    tensor.data = array.ctypes.data
-    tensor.device_type = CPU
-    tensor.ndim = array.ndim
+    capsule = np.asarray(_Memory(array, owner)).__dlpack__()
+    tensor = DLManagedTensor.from_address(address_in(id(capsule))).tensor
     tensor.code = KINDS[array.dtype.kind] if code is None else code
-    tensor.bits = array.dtype.itemsize * 8
-    tensor.lanes = 1
-    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = ctypes.cast(deleter, ctypes.c_void_p)
-    address = ctypes.addressof(managed)
-    _alive[address] = (managed, array, shape, owner)
-    make = python_function("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return make(address, ctypes.cast(_NAME, ctypes.c_char_p), ctypes.cast(destructor, ctypes.c_void_p))
+    tensor.strides = None
+    return capsule
+
+
+def end_capsule(capsule: object) -> None:
+    """Have nothing more done with a capsule that was read: a stub names it so that numpy's destructor complains."""
+    if not is_capsule(id(capsule)):
+        end = python_function("PyCapsule_SetDestructor", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+        end(capsule, None)

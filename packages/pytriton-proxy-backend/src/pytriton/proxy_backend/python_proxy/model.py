@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
-from ..dlpack import to_capsule
+from ..dlpack import end_capsule, to_capsule
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
 from ..protocol.proxy import EndpointSettings
@@ -161,7 +161,9 @@ class TensorCodec:
         expected = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
         try:
             capsule = to_capsule(expected)
-            made = self._backend.Tensor.from_dlpack("probe", capsule).as_numpy()
+            tensor = self._backend.Tensor.from_dlpack("probe", capsule)
+            end_capsule(capsule)
+            made = tensor.as_numpy()
             return made.shape == expected.shape and made.dtype == expected.dtype and bool((made == expected).all())
         except Exception:  # however it fails, it does not fit
             logger.debug("the stub of Triton's Python backend does not fit this numpy", exc_info=True)
@@ -192,9 +194,10 @@ class TensorCodec:
         if self._plain:
             # Stubs misread arrays that are not aligned, as views on a message may be.
             return self._backend.Tensor(name, np.require(array, requirements=["C", "A"]))
-        # Held here: a capsule that the stub refuses would be freed, by Python code, while its error is on the way.
         capsule = to_capsule(array)
-        return self._backend.Tensor.from_dlpack(name, capsule)
+        tensor = self._backend.Tensor.from_dlpack(name, capsule)
+        end_capsule(capsule)
+        return tensor
 
 
 class TritonCaller:

@@ -103,11 +103,12 @@ def _fitting(tensor_class: Any) -> Any:
     """Return a replacement for the stub's class of tensors."""
 
     def by_dlpack(name: str, array: Any) -> Any:
-        from _pytriton_dlpack import to_capsule  # type: ignore[import-not-found]
+        from _pytriton_dlpack import end_capsule, to_capsule  # type: ignore[import-not-found]
 
-        # Held here: a capsule that is refused would be freed, by Python code, while the error is on the way.
         capsule = to_capsule(array)
-        return tensor_class.from_dlpack(name, capsule)
+        tensor = tensor_class.from_dlpack(name, capsule)
+        end_capsule(capsule)
+        return tensor
 
     if _NUMPY_2:
         by_dlpack("probe", np.zeros(1, np.float32)).as_numpy()
