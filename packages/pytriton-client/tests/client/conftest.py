@@ -395,7 +395,10 @@ class _GrpcServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ign
             inputs = self._read(request, context)
             return self._response(request, self.fake.infer(request.model_name, request.model_version, inputs))
 
-        return self._answer(context, produce)
+        context.add_callback(lambda: None if context.code() else self.fake.cancelled.set())
+        answer = self._answer(context, produce)
+        context.set_code(grpc.StatusCode.OK)
+        return answer
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
         context.add_callback(lambda: None if context.code() else self.fake.cancelled.set())

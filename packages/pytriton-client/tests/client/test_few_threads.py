@@ -78,6 +78,27 @@ def test_calls_keep_their_time_limits_after_a_thread_did_not_start(
     assert len(failures) == (0 if server.protocol == "http" else 2 if model == "count" else 1)
 
 
+@pytest.mark.parametrize("server", ["grpc"], indirect=True)
+@pytest.mark.parametrize(("model", "count"), [("count", 0), ("count", 1), ("single", 0)])
+def test_a_call_whose_thread_did_not_start_is_cancelled(
+    server: Any, let_start: Callable[[int], None], model: str, count: int
+) -> None:
+    """The server may have the request already, whose answer nobody will read."""
+    make: Any = DecoupledModelClient if model == "count" else ModelClient
+    with make(server.url, model, inference_timeout_s=300) as client:
+        let_start(1000)
+        client.wait_for_model(300)
+        assert client.model_config
+        server.is_stuck = True
+        let_start(count)
+        with pytest.raises(PyTritonClientConnectionError, match="can't start new thread"):
+            list(client.infer_sample([2])) if model == "count" else client.infer_sample(LARGE)
+        try:
+            assert server.asked["inference"] == 0 or server.cancelled.wait(60)
+        finally:
+            server.released.set()
+
+
 def test_futures(http_server: Any, let_start: Callable[[int], None]) -> None:
     with FuturesModelClient(http_server.url, "add") as client:
         let_start(0)

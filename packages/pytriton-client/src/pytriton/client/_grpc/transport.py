@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import grpc
+from grpc._cython import cygrpc
 from tritonclient.grpc import InferenceServerClient
 
 from .._core.deadline import Watchdog
@@ -219,6 +221,7 @@ class GrpcTransport:
             try:
                 return self._invoke(operation, pick(), message, headers, **options)
             except RuntimeError as error:
+                _cancel_begun(error)
                 # gRPC counts on the thread that it could not start: all later calls on this channel would wait for it.
                 _left.append(self._channel)
                 self._open_channel()
@@ -248,6 +251,17 @@ class GrpcTransport:
             return closed_error(operation.model_name, self._url, self._client)
         operation = replace(operation, note=self._note, client=self._client)
         return grpc_error(operation, getattr(error.code(), "name", "UNKNOWN"), error.details() or "")
+
+
+def _cancel_begun(error: RuntimeError) -> None:
+    """Cancel the call that gRPC had begun before it could not start a thread for it.
+
+    gRPC hands that call to nobody: it is a local variable of the function that raised the error.
+    """
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        call = frame.f_locals.get("call")
+        if isinstance(call, cygrpc.IntegratedCall):
+            call.cancel(cygrpc.StatusCode.cancelled, str(error))
 
 
 class GrpcStream:
