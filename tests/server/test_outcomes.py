@@ -35,6 +35,17 @@ from pytriton.client.exceptions import PyTritonClientError, PyTritonClientTimeou
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.triton import GuardConfig, ProcessWorker, RestartPolicy, Triton
+from support.faults.hostile_grpc import (
+    CONTINUATION,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    call_headers,
+    frame,
+    read_frame,
+)
 from support.http import call
 from support.process_models import DIE
 from support.serving import local_config, running, server_pid
@@ -366,6 +377,20 @@ def test_grpc_refusals(served: Triton) -> None:
         ("", "grpc", "invalid"): 1,
         ("plain", "grpc", "ok"): 1,
     }
+
+
+def test_a_call_of_health_that_is_refused_is_no_inference(served: Triton) -> None:
+    before = counted(served)
+    host, _, port = str(served.grpc_url).removeprefix("grpc://").rpartition(":")
+    head = call_headers("ServerLive", long="x" * 20_000)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, head[:16384]))
+        connection.sendall(frame(CONTINUATION, END_HEADERS, 1, head[16384:]))
+        reader = connection.makefile("rb")
+        # It is refused at once, for the size of its headers.
+        while read_frame(reader)[:3] != (HEADERS, END_HEADERS | END_STREAM, 1):
+            pass
+    assert counted(served) == before
 
 
 def test_a_worker_that_dies() -> None:

@@ -91,7 +91,9 @@ def hostile_grpc_server(compression: grpc.Compression | None = None) -> Iterator
 
 # ---- HTTP/2 by hand ------------------------------------------------------------------------------------------------
 
-SETTINGS, HEADERS, DATA_FRAME, GOAWAY, RST = 4, 1, 0, 7, 3
+SETTINGS, HEADERS, DATA_FRAME, GOAWAY, RST, WINDOW_UPDATE, CONTINUATION = 4, 1, 0, 7, 3, 8, 9
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+END_STREAM, END_HEADERS = 1, 4  # flags of frames
 
 
 def frame(kind: int, flags: int, stream: int, content: bytes, length: int | None = None) -> bytes:
@@ -112,6 +114,29 @@ def _prefixed(number: int) -> bytes:
     while number >= 128:
         coded, number = coded + bytes([number % 128 + 128]), number // 128
     return coded + bytes([number])
+
+
+def call_headers(method: str, **more: str) -> bytes:
+    """Return the headers of a call to a method of Triton's service."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":authority": "localhost",
+        ":path": f"/inference.GRPCInferenceService/{method}",
+        "content-type": "application/grpc",
+        "te": "trailers",
+        **more,
+    }
+    return b"".join(literal(name.encode(), value.encode()) for name, value in fields.items())
+
+
+def read_frame(reader: Any) -> tuple[int, int, int, int]:
+    """Return kind, flags, stream and length of the next frame of a file."""
+    head = reader.read(9)
+    assert len(head) == 9, "the connection has ended"
+    length = int.from_bytes(head[:3], "big")
+    assert len(reader.read(length)) == length, "the connection has ended"
+    return head[3], head[4], int.from_bytes(head[5:], "big"), length
 
 
 OPENING = frame(SETTINGS, 0, 0, b"") + frame(SETTINGS, 1, 0, b"")

@@ -21,8 +21,6 @@ constexpr std::string_view kEncodings = "identity, deflate, gzip";
 constexpr size_t kMostFieldsSize = 16 * 1024;
 // The memory that a call takes with usual header fields.
 constexpr uint64_t kOfCall = 2048;
-// How many unread bytes may wait for a client before they are counted.
-constexpr uint64_t kFreeUnread = 1 << 20;
 // The most bytes that are written together; a larger response gains nothing by waiting for another one.
 constexpr size_t kMostTogether = 64 * 1024;
 constexpr int32_t kStreamWindow = 4 << 20;
@@ -48,14 +46,14 @@ class SlotAnswer : public Answer {
   SlotAnswer(std::shared_ptr<Slot> slot, size_t limit) : slot_(std::move(slot)), reader_(limit) {}
   void OnHeaders(Fields) override {}
   void OnData(std::string_view data) override {
-    while (!data.empty()) {
+    while (!data.empty() && failure_.code == Code::kOk) {
       size_t used = 0;
       const auto result = reader_.Feed(data.data(), data.size(), &used, nullptr);
       data.remove_prefix(used);
       if (result == MessageReader::Result::kNeedsMore) continue;
       if (result != MessageReader::Result::kMessage) {
         failure_ = {Code::kResourceExhausted, "A response of the model is too large."};
-        return;
+        continue;
       }
       bool is_compressed = false;
       Message message;
@@ -64,9 +62,11 @@ class SlotAnswer : public Answer {
     }
   }
   void OnEnd(Fields trailers) override {
+    const bool has_failed = failure_.code != Code::kOk;
     for (const auto& [name, value] : trailers) {
-      if (name == "grpc-status" && failure_.code == Code::kOk) failure_.code = static_cast<Code>(std::atoi(value.c_str()));
-      if (name == "grpc-message") failure_.text = value;
+      if (has_failed) break;
+      if (name == "grpc-status") failure_.code = static_cast<Code>(std::atoi(value.c_str()));
+      if (name == "grpc-message") failure_.text = PercentDecode(value);
     }
     // If the error was a message of the stream, Triton has reported the outcome, unless its front end has refused the
     // request.
@@ -86,6 +86,18 @@ class SlotAnswer : public Answer {
 bool IsForTransport(std::string_view name) {
   return name.empty() || name[0] == ':' || name == "te" || name == "content-type" || name == "grpc-timeout" ||
          name == "connection" || name == "host" || name == "content-length";
+}
+
+size_t SizeOf(const Message& message) {
+  size_t size = 0;
+  for (const Chunk& chunk : message) size += chunk.size;
+  return size;
+}
+
+Fields Trailers(const Status& status) {
+  Fields trailers = {{"grpc-status", std::to_string(static_cast<int>(status.code))}};
+  if (!status.text.empty()) trailers.emplace_back("grpc-message", PercentEncode(status.text));
+  return trailers;
 }
 
 bool BeginsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
@@ -136,7 +148,9 @@ void Slot::OnMessage(Message message) {
   auto lock = call_->connection_->Lock();
   if (call_->is_ended_ || call_->is_gone_) return;
   if (is_ordered_ && call_->ordered_.front().get() != this) {
+    call_->waiting_ += SizeOf(message);
     held_.push_back(std::move(message));
+    if (!call_->HoldUnread()) call_->connection_->Flush(&lock);
     return;
   }
   call_->SendMessage(std::move(message));
@@ -145,8 +159,9 @@ void Slot::OnMessage(Message message) {
   if (outcome_ != nullptr && outcome_->backlog != nullptr) outcome_->backlog->Pass(1);
   // The only message of ModelInfer is sent together with its status.
   if (call_->kind_ != Call::Kind::kStreamInfer) return;
-  if (call_->body_.size < kMostTogether && WrittenTogether::Keep(call_->connection_)) return;
-  call_->connection_->Flush(&lock);
+  const bool is_kept = call_->body_.size < kMostTogether && WrittenTogether::Keep(call_->connection_);
+  if (!is_kept) call_->connection_->Flush(&lock);
+  if (!call_->HoldUnread()) call_->connection_->Flush(&lock);
 }
 
 void Slot::OnEnd(Status status) {
@@ -168,6 +183,7 @@ void Slot::OnEnd(Status status) {
     call_->EndIfDone();
   }
   call_->connection_->Flush(&lock);
+  if (!call_->HoldUnread()) call_->connection_->Flush(&lock);
 }
 
 // --- a call ----------------------------------------------------------------------------------------------------------
@@ -178,16 +194,14 @@ Call::Call(Service* service, std::shared_ptr<ClientConnection> connection, int32
       stream_(stream),
       reader_(service->max_message_bytes),
       kept_(&connection_->memory_),
-      reading_(&connection_->memory_) {
+      reading_(&connection_->memory_),
+      unread_(&connection_->unread_memory_) {
   has_memory_ = kept_.Grow(kOfCall);
-}
-
-Call::~Call() {
-  if (unread_ > 0) service_->release(unread_);
 }
 
 void Call::OnField(std::string_view name, std::string_view value) {
   if (kind_ != Kind::kUnknown) return;  // trailers of a client are ignored
+  if (name == ":path") is_inference_ = value == kInferPath || value == kStreamInferPath;
   fields_size_ += name.size() + value.size() + kFieldOverhead;
   if (fields_size_ > kMostFieldsSize) return;
   has_memory_ = has_memory_ && (fields_size_ <= kOfCall / 2 || kept_.Grow(kOfCall + fields_size_));
@@ -320,6 +334,7 @@ void Call::OnClosed() {
   ForgetTimer();
   CancelAll(guard::Outcome::kCancelled);
   body_.Clear();
+  unread_.Shrink(0);
   if (body_.backlog != nullptr) body_.backlog->End();
 }
 
@@ -350,6 +365,8 @@ void Call::CancelAll(guard::Outcome outcome) {
     Count(pending.is_compressed ? "" : ModelOf(pending.message.data.get(), pending.message.size), outcome);
   }
   pending_.clear();
+  for (const auto& slot : ordered_) slot->held_.clear();
+  waiting_ = 0;
   // Each of these refers to this call.
   ordered_.clear();
   if (forwarded_outcome_ != nullptr) forwarded_outcome_->Count(outcome);
@@ -489,8 +506,7 @@ void Call::SendHeaders() {
 }
 
 void Call::SendMessage(Message message) {
-  size_t size = 0;
-  for (const Chunk& chunk : message) size += chunk.size;
+  const size_t size = SizeOf(message);
   if (size > INT32_MAX) {
     return Finish({Code::kResourceExhausted, "A response of " + std::to_string(size) + " bytes is more than gRPC takes.",
                    guard::Outcome::kFailed});
@@ -500,19 +516,31 @@ void Call::SendMessage(Message message) {
   body_.Add(std::string_view(prefix, kPrefixSize));
   for (Chunk& chunk : message) body_.Add(std::move(chunk));
   if (kind_ == Kind::kStreamInfer) {
-    const uint64_t unread = body_.size > kFreeUnread ? body_.size : 0;
-    if (unread > unread_ && !service_->reserve(unread - unread_)) {
-      body_.Clear();
-      return Finish({Code::kResourceExhausted, "The client reads the responses of the stream too slowly: " +
-                                                   std::to_string(unread) + " bytes wait for it, and the guard's "
-                                                   "max_in_flight_bytes leaves no more memory."});
-    }
-    if (unread < unread_) service_->release(unread_ - unread);
-    unread_ = unread;
     body_.Note();
     SendHeaders();
     Resume();
   }
+}
+
+bool Call::HoldUnread() {
+  if (is_gone_) return true;
+  const uint64_t unread = body_.cost() + waiting_;
+  if (unread_.Grow(unread)) {
+    unread_.Shrink(unread);
+    return true;
+  }
+  const Status status{Code::kResourceExhausted, "The client reads the answers of the server too slowly: " +
+                                                    std::to_string(unread) + " bytes wait for it, and the guard's "
+                                                    "max_in_flight_bytes leaves no more memory."};
+  body_.Clear();
+  unread_.Shrink(0);
+  if (is_ended_) {
+    // The trailers that were about to be sent belong to a whole answer.
+    body_.trailers = Trailers(status);
+  } else {
+    Finish(status);
+  }
+  return false;
 }
 
 void Call::Resume() { connection_->api_->resume_data(connection_->session_, stream_); }
@@ -521,6 +549,7 @@ void Call::ReleaseOrdered() {
   while (!ordered_.empty()) {
     const std::shared_ptr<Slot> front = ordered_.front();
     for (Message& message : front->held_) {
+      waiting_ -= SizeOf(message);
       if (!is_ended_ && !is_gone_) SendMessage(std::move(message));
     }
     front->held_.clear();
@@ -541,16 +570,14 @@ void Call::Count(std::string_view model, guard::Outcome outcome) {
 // Ends a call with an error before its model is known.
 void Call::Refuse(const Status& status) {
   if (is_ended_ || is_gone_) return;
-  if (kind_ != Kind::kForwarded || path_ == kInferPath) Count("", OutcomeOf(status));
+  if (is_inference_) Count("", OutcomeOf(status));
   Finish(status);
 }
 
 void Call::Finish(const Status& status) {
   if (is_ended_ || is_gone_) return;
   if (status.code != Code::kOk) CancelAll(OutcomeOf(status));
-  Fields trailers = {{"grpc-status", std::to_string(static_cast<int>(status.code))}};
-  if (!status.text.empty()) trailers.emplace_back("grpc-message", PercentEncode(status.text));
-  End(std::move(trailers));
+  End(Trailers(status));
 }
 
 void Call::End(Fields trailers) {
@@ -584,6 +611,7 @@ void Call::OnForwardedData(std::string_view data) {
   body_.Add(data);
   Resume();
   connection_->Flush(&lock);
+  if (!HoldUnread()) connection_->Flush(&lock);
 }
 
 void Call::OnForwardedEnd(Fields trailers) {
@@ -682,6 +710,8 @@ void ClientConnection::SayGoodbyeAfter(int32_t last_stream) {
 }
 
 void ClientConnection::OnHeadersBegin(int32_t stream) {
+  // The goodbye that is about to be sent tells the client that this call was not served, so it is made elsewhere.
+  if (said_goodbye_ && streams_.count(stream) == 0) return;
   if (service_->has_left()) return SayGoodbyeAfter(stream - 2);
   if (!service_->accepts()) SayGoodbyeAfter(stream);
   auto& call = streams_[stream];

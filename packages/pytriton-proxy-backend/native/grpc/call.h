@@ -94,7 +94,7 @@ class Slot : public Responses, public std::enable_shared_from_this<Slot> {
   const std::shared_ptr<guard::RequestOutcome> outcome_;
   bool blocks_ = false;  // the next request of the stream is begun only when this one has ended
   bool is_ended_ = false;
-  std::deque<Message> held_;
+  std::deque<Message> held_;  // counted in `waiting_` of the call
   std::shared_ptr<Running> running_;
 };
 
@@ -102,7 +102,6 @@ class Slot : public Responses, public std::enable_shared_from_this<Slot> {
 class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
  public:
   Call(Service* service, std::shared_ptr<ClientConnection> connection, int32_t stream);
-  ~Call() override;
 
   void OnField(std::string_view name, std::string_view value) override;
   void OnHeadersEnd(bool is_end) override;
@@ -141,6 +140,9 @@ class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
   void Submit(const Fields& fields, bool has_body);
   void SendHeaders();
   void SendMessage(Message message);
+  // Counts the memory of what the client has not read. Returns false if the limit leaves none: the answer has become an
+  // error, which the caller has to flush.
+  bool HoldUnread();
   void Resume();
   void ReleaseOrdered();
   void EndIfDone();
@@ -159,6 +161,7 @@ class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
   Kind kind_ = Kind::kUnknown;
   std::string method_;
   std::string path_;
+  bool is_inference_ = false;  // by its path, also where there is no memory for the path
   std::string content_type_;
   std::string encoding_;
   std::string timeout_;
@@ -186,7 +189,8 @@ class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
   std::deque<std::shared_ptr<Slot>> ordered_;
   std::vector<std::shared_ptr<Running>> to_cancel_;
 
-  uint64_t unread_ = 0;  // how many bytes of the body are counted in the memory in flight
+  Held unread_;           // for what the client has not read
+  uint64_t waiting_ = 0;  // bytes of responses that wait for those of an earlier request
   bool sent_headers_ = false;
   bool is_ended_ = false;  // everything that will be sent is in the body
   bool is_gone_ = false;   // the stream is closed
@@ -195,7 +199,7 @@ class Call : public Http2Stream, public std::enable_shared_from_this<Call> {
 class ClientConnection : public Http2Connection {
  public:
   ClientConnection(Service* service, Loop* loop, int fd, const TlsContext* tls)
-      : Http2Connection(loop, fd, tls), service_(service), memory_(service->reserve, service->release) {}
+      : Http2Connection(loop, fd, tls), service_(service) {}
 
   bool Begin();
   // Asks the client to open another connection for its next calls; calls that are under way are answered.
@@ -220,7 +224,8 @@ class ClientConnection : public Http2Connection {
   std::shared_ptr<ClientConnection> self() { return std::static_pointer_cast<ClientConnection>(shared_from_this()); }
 
   Service* const service_;
-  Memory memory_;
+  Memory memory_{service_->reserve, service_->release, 64 * 1024};
+  Memory unread_memory_{service_->reserve, service_->release, 1 << 20};  // of what the client has not read
   // Calls for which the thread of the loop has something to do without the lock.
   std::vector<std::shared_ptr<Call>> deferred_;
   bool said_goodbye_ = false;

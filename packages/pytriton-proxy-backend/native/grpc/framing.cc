@@ -193,6 +193,25 @@ std::optional<std::chrono::nanoseconds> ParseTimeout(std::string_view text) {
   }
 }
 
+std::string PercentDecode(std::string_view text) {
+  const auto digit = [](char letter) {
+    if (letter >= '0' && letter <= '9') return letter - '0';
+    const char small = static_cast<char>(letter | 0x20);
+    return small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
+  };
+  std::string decoded;
+  decoded.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 && digit(text[i + 2]) >= 0) {
+      decoded.push_back(static_cast<char>(digit(text[i + 1]) << 4 | digit(text[i + 2])));
+      i += 2;
+    } else {
+      decoded.push_back(text[i]);
+    }
+  }
+  return decoded;
+}
+
 std::string PercentEncode(std::string_view text) {
   constexpr char kHex[] = "0123456789ABCDEF";
   std::string encoded;

@@ -56,5 +56,6 @@ std::optional<std::chrono::nanoseconds> ParseTimeout(std::string_view text);
 
 // Encodes the text of a status for the trailer grpc-message.
 std::string PercentEncode(std::string_view text);
+std::string PercentDecode(std::string_view text);
 
 }  // namespace pytriton::grpc

@@ -52,7 +52,7 @@ void Body::Clear() {
 }
 
 void Body::Note() {
-  if (backlog != nullptr) backlog->Hold(size + pieces.size() * (guard::StreamBacklog::kLeast / 2));
+  if (backlog != nullptr) backlog->Hold(cost());
 }
 
 void Body::Add(std::string_view text) {

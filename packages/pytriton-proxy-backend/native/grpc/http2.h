@@ -38,6 +38,8 @@ struct Body {
   void Add(std::string_view text);
   void Add(std::string&& text);
   void Clear();
+  // How much memory it takes.
+  size_t cost() const { return size + pieces.size() * (guard::StreamBacklog::kLeast / 2); }
   // Tells the backlog of the stream, if it has one, how much waits.
   void Note();
 

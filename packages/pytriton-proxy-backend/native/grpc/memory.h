@@ -12,7 +12,9 @@ class Memory {
  public:
   using Reserve = bool (*)(uint64_t bytes);
   using Release = void (*)(uint64_t bytes);
-  Memory(Reserve reserve, Release release) : reserve_(reserve), release_(release) {}
+  // The first `free` bytes of a connection are not counted: most connections need little, and health requests must be
+  // answered even when memory is short.
+  Memory(Reserve reserve, Release release, uint64_t free) : reserve_(reserve), release_(release), free_(free) {}
 
   // Returns false, and takes nothing, if the limit leaves no more.
   bool Take(uint64_t bytes) {
@@ -31,15 +33,11 @@ class Memory {
   }
 
  private:
-  // The first bytes of a connection are not counted: most connections need little, and health requests must be answered
-  // even when memory is short.
-  static uint64_t Counted(uint64_t bytes) {
-    constexpr uint64_t kFree = 64 * 1024;
-    return bytes > kFree ? bytes - kFree : 0;
-  }
+  uint64_t Counted(uint64_t bytes) const { return bytes > free_ ? bytes - free_ : 0; }
 
   const Reserve reserve_;
   const Release release_;
+  const uint64_t free_;
   std::atomic<uint64_t> bytes_{0};
 };
 

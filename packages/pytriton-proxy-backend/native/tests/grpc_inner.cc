@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../grpc/framing.h"
 #include "check.h"
 
 using namespace pytriton::grpc;
@@ -75,7 +76,16 @@ bool Has(const std::string& text, const char* part) { return text.find(part) != 
 
 }  // namespace
 
+// A text comes out of its encoding as it went in, and what is no encoding stays as it is.
+void TestPercents() {
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all.push_back(static_cast<char>(byte));
+  CHECK(PercentDecode(PercentEncode(all)) == all);
+  CHECK(PercentDecode("100 %, %4, %zz, %c3%BC") == "100 %, %4, %zz, \xc3\xbc");
+}
+
 int main() {
+  TestPercents();
   static Loop loop;  // its thread runs until the process ends
   CHECK(loop.Start());
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
