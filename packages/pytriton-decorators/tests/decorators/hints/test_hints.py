@@ -380,6 +380,11 @@ def test_what_is_no_function_is_no_model() -> None:
 
     with pytest.raises(PyTritonBadParameterError, match=r"class .*Empty has no method __call__"):
         model(Empty)
+    kinds: tuple[Any, ...] = (staticmethod, classmethod)
+    for kind in kinds:
+        # Its first parameter would be taken for the object.
+        with pytest.raises(PyTritonBadParameterError, match=f"is a {kind.__name__}: leave @{kind.__name__} out"):
+            model(type("Bound", (), {"__call__": kind(plain)}))
     with pytest.raises(PyTritonBadParameterError, match="Decorate the class, not its method"):
         model(Method.infer)
     for other in (3, functools.partial(plain), len, Method().infer):

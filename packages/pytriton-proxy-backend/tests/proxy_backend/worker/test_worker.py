@@ -378,6 +378,18 @@ def test_a_server_that_ends_during_the_greeting_is_tried_again(
     assert worker.error is None
 
 
+def test_a_worker_that_waits_for_an_answer_to_its_greeting_stops_at_once(
+    proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytriton.proxy_backend.transport.connection.GREETING_TIMEOUT_S", 10 * PATIENCE_S)
+    proxy.listen()
+    worker = make_worker()
+    worker.start()
+    proxy.accept().receive()
+    assert worker.stop(PATIENCE_S)
+    assert worker.error is None
+
+
 def test_a_later_minor_with_a_longer_greeting_and_more_capabilities(
     serve: Serve, proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType
 ) -> None:

@@ -281,6 +281,9 @@ def _function(target: Any) -> Any:
     """Return the function whose hints count: the target, or `__call__` of a class."""
     if isinstance(target, type):
         function = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+        if isinstance(function, staticmethod | classmethod):
+            kind = type(function).__name__
+            raise _bad_target(target, f"__call__ of the class {target.__qualname__} is a {kind}: leave @{kind} out")
         if function is not None:
             return function
         raise _bad_target(target, f"the class {target.__qualname__} has no method __call__, which answers requests")

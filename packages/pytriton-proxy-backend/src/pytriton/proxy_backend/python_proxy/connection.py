@@ -51,8 +51,9 @@ class ZmqConnection(Link):
         max_in_flight: int = 1,
         model: ModelSpec | None = None,
         keys: CurveKeys | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
-        """Connect and greet."""
+        """Connect and greet; `stopping` ends the wait for the answer as if it had not come in time."""
         # The records that came inside messages, by batch, where requests can be cancelled.
         self._parts: dict[int, tuple[ViewedBlock, BatchMetadata]] = {}
         self._active_at: dict[int, float] = {}  # when each batch came, or was last answered
@@ -66,7 +67,7 @@ class ZmqConnection(Link):
         try:
             hello = hello_for(name, model, max_in_flight, memory_token=caller.token)
             super().__init__(ZmqWorkerProtocol(hello, self._free))
-            self._greet()
+            self._greet(stopping)
             self._memory = caller.accepted(self.protocol.segments)
         except BaseException:
             caller.close()
@@ -74,11 +75,11 @@ class ZmqConnection(Link):
             raise
         self.reader = BatchReader(self.welcome.batching)
 
-    def _greet(self) -> None:
+    def _greet(self, stopping: threading.Event | None) -> None:
         hello = self.protocol.greet()
         deadline = time.monotonic() + GREETING_TIMEOUT_S
         sent = False
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not (stopping is not None and stopping.is_set()):
             if not sent:
                 try:
                     self._link.send(hello)

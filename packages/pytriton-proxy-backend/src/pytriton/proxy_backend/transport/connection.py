@@ -13,6 +13,8 @@ import os
 import select
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,7 +39,7 @@ from .arena import (
     address_of_payloads,
     lent_size,
 )
-from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
+from .link import GREETING_TICK_S, GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
 from .pacing import PacedConnection
 
 if TYPE_CHECKING:
@@ -103,8 +105,9 @@ class Connection(PacedConnection, Link):
         max_in_flight: int = 1,
         model: ModelSpec | None = None,
         capabilities: int = CAPABILITIES,
+        stopping: threading.Event | None = None,
     ) -> None:
-        """Connect and greet.
+        """Connect and greet; `stopping` ends the wait for the answer as if it had not come in time.
 
         `FileNotFoundError` and `ConnectionRefusedError` mean that nobody listens there yet, `ConnectionResetError` that
         the proxy backend went away before it answered; it may also not answer in time, speak another major version, or
@@ -119,7 +122,7 @@ class Connection(PacedConnection, Link):
         self.inputs = PeerArena(self.protocol.segments.released)
         try:
             self._socket.send(self.protocol.greet())
-            packet = self._socket.recv(MAX_PACKET)
+            packet = self._receive_answer(stopping)
             if not packet:
                 # Most likely its server ends just now: as good as nobody listening, so the worker tries again.
                 raise ConnectionResetError("the proxy backend closed the connection instead of answering the greeting")
@@ -137,6 +140,16 @@ class Connection(PacedConnection, Link):
         self.outputs.budget = self.welcome.arena_budget
         self.reader = BatchReader(self.welcome.batching)
         self._may_refer = bool(self.welcome.capabilities & Capability.REFERENCES)
+
+    def _receive_answer(self, stopping: threading.Event | None) -> bytes:
+        deadline = time.monotonic() + GREETING_TIMEOUT_S
+        self._socket.settimeout(GREETING_TICK_S)
+        while True:
+            try:
+                return self._socket.recv(MAX_PACKET)
+            except TimeoutError:
+                if time.monotonic() > deadline or (stopping is not None and stopping.is_set()):
+                    raise
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 

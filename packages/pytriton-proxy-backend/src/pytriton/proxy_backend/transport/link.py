@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GREETING_TIMEOUT_S = 10.0
+# How often a worker that waits for the answer to its greeting looks whether it is to stop.
+GREETING_TICK_S = 0.1
 SEND_TIMEOUT_S = 30.0
 # How late a block that nobody uses any more is given back while no request comes.
 TICK_S = 1.0

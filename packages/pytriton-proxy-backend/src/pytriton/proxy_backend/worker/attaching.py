@@ -76,7 +76,7 @@ class Attaching:
         try:
             while not self.stopping.is_set():
                 try:
-                    connection = self._connect(worker_name, max_in_flight, capabilities)
+                    connection = self._connect(worker_name, max_in_flight, capabilities, self.stopping)
                 except (FileNotFoundError, ConnectionError, BlockingIOError) as error:
                     self._say_lost(_QUIET_S)
                     yield self.attempts.pause_after(error)
@@ -91,7 +91,8 @@ class Attaching:
                         ) from error
                     if isinstance(error, OSError) and error.errno not in SHORTAGE:
                         raise
-                    self.note_trouble(_trouble_text(error))
+                    if not self.stopping.is_set():
+                        self.note_trouble(_trouble_text(error))
                     yield LAST_RETRY_S
                     continue
                 self._trouble = ""

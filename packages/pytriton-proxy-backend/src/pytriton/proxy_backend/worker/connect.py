@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from ..model import ModelSpec
@@ -13,8 +14,8 @@ from ..transport.link import Link
 if TYPE_CHECKING:
     from ..python_proxy.keys import CurveKeys
 
-Connect = Callable[[str, int, int], Link]
-"""Connects and greets, with the worker's name, its most batches in flight, and its capabilities."""
+Connect = Callable[[str, int, int, Event], Link]
+"""Connects and greets, with the worker's name, its most batches in flight, its capabilities, and what ends the wait."""
 
 
 def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None, *, insecure: bool) -> Connect:
@@ -22,8 +23,15 @@ def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None,
     address = str(endpoint)
     if "://" not in address:
 
-        def connect(name: str, max_in_flight: int, capabilities: int) -> Link:
-            return Connection(Path(address), name, max_in_flight=max_in_flight, model=model, capabilities=capabilities)
+        def connect(name: str, max_in_flight: int, capabilities: int, stopping: Event) -> Link:
+            return Connection(
+                Path(address),
+                name,
+                max_in_flight=max_in_flight,
+                model=model,
+                capabilities=capabilities,
+                stopping=stopping,
+            )
 
         return connect
 
@@ -35,10 +43,10 @@ def make_connect(endpoint: Path | str, model: ModelSpec, keys: CurveKeys | None,
     )
     check_keys_given(address, has_keys=keys is not None, insecure=insecure, remedy=remedy)
 
-    def connect_over_zmq(name: str, max_in_flight: int, _capabilities: int) -> Link:
+    def connect_over_zmq(name: str, max_in_flight: int, _capabilities: int, stopping: Event) -> Link:
         # Imported late, because most workers do not need ZeroMQ.
         from ..python_proxy.connection import ZmqConnection
 
-        return ZmqConnection(address, name, max_in_flight=max_in_flight, model=model, keys=keys)
+        return ZmqConnection(address, name, max_in_flight=max_in_flight, model=model, keys=keys, stopping=stopping)
 
     return connect_over_zmq

@@ -104,7 +104,9 @@ class Placeholder:
         if not left:
             return
         try:
-            link = self._connect(_NAME, _TURNED_AWAY_AT_ONCE, CAPABILITIES | Capability.STANDS_IN)
+            link = self._connect(
+                _NAME, _TURNED_AWAY_AT_ONCE, CAPABILITIES | Capability.STANDS_IN, self._attaching.stopping
+            )
         except (OSError, ProxyBackendError) as error:
             # Their own time is over soon.
             logger.debug("requests that wait cannot be turned away: %s", error)
