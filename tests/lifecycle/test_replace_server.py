@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from pytriton.triton import (
     TritonServerStartError,
 )
 from support.callables import identity
+from support.faults.hostile_grpc import GOAWAY, PREFACE, SETTINGS, frame, read_frame
 from support.http import call
 from support.servers import fetch_older_server, other_server
 from support.serving import local_config, running, short_home
@@ -371,6 +374,33 @@ def test_callers_lose_nothing_while_servers_of_two_versions_replace_each_other()
 @pytest.mark.ci
 def test_callers_lose_nothing_while_an_older_server_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     swap_versions(fetch_older_server(tmp_path, monkeypatch))
+
+
+def test_a_replaced_server_waits_until_grpc_clients_have_read_its_goodbye() -> None:
+    """Its end would make the next call fail of a client that reads only during calls, as gRPC's do."""
+    held_s, longest_s = 1.5, 2.0
+    triton = Triton(config=local_config())
+    triton.bind("m", identity, *TENSORS, config=ModelConfig(batching=False))
+    ended_at: list[float] = []
+
+    def replace() -> None:
+        triton.replace_server()
+        ended_at.append(time.monotonic())  # the server before is gone
+
+    with running(triton):
+        host, _, port = str(triton.grpc_url).partition("//")[2].rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+            with connection.makefile("rb") as reader:
+                replacing = threading.Thread(target=replace)
+                replacing.start()
+                while read_frame(reader)[0] != GOAWAY:
+                    pass
+                said_at = time.monotonic()
+                replacing.join(held_s)
+            left_at = time.monotonic()
+        replacing.join()
+    assert ended_at[0] > left_at or ended_at[0] - said_at >= longest_s
 
 
 def test_what_cannot_be_replaced_is_refused() -> None:

@@ -19,6 +19,9 @@ namespace {
 constexpr int kKeepaliveTimeoutMs = 20'000;
 constexpr auto kRolePause = std::chrono::milliseconds(20);
 constexpr auto kShortagePause = std::chrono::milliseconds(100);
+// How long a server that was replaced waits for clients that have not closed their connections.
+constexpr auto kGoodbyeTime = std::chrono::seconds(2);
+constexpr auto kGoodbyePause = std::chrono::milliseconds(5);
 
 // The arguments of the server, `--name=value` or `--name value`.
 class Arguments {
@@ -281,8 +284,34 @@ void FrontEnd::OnClose(int fd) {
 }
 
 void FrontEnd::OnServerEnd() {
-  const std::unique_lock<std::shared_mutex> lock(service_.server_mutex);
-  service_.server.store(nullptr);
+  {
+    const std::unique_lock<std::shared_mutex> lock(service_.server_mutex);
+    service_.server.store(nullptr);
+  }
+  if (service_.has_left()) WaitForGoodbyes();
+}
+
+// Waits until the clients of a server that was replaced have read the goodbye and closed their connections. If the process
+// ended before, the next call of such a client would fail instead of being made over another connection: many clients
+// read only during a call, and writing to a connection that the other side has closed is an error that comes before
+// anything is read.
+void FrontEnd::WaitForGoodbyes() {
+  std::vector<std::weak_ptr<ClientConnection>> connections;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    connections = connections_;
+  }
+  for (const auto& weak : connections) {
+    if (const auto connection = weak.lock()) connection->SayGoodbye();
+  }
+  const auto end = Clock::now() + kGoodbyeTime;
+  const auto is_open = [](const std::weak_ptr<ClientConnection>& weak) {
+    const auto connection = weak.lock();
+    return connection != nullptr && !connection->is_closed();
+  };
+  while (Clock::now() < end && std::any_of(connections.begin(), connections.end(), is_open)) {
+    std::this_thread::sleep_for(kGoodbyePause);
+  }
 }
 
 void FrontEnd::AcceptAll(int listener) {

@@ -68,6 +68,7 @@ class FrontEnd {
   };
 
   bool StartLoops();
+  void WaitForGoodbyes();
   void AcceptAll(int listener);
   void Serve(int fd);
 
