@@ -27,7 +27,6 @@ from ._core.startup import (
     Question,
     ask_server,
     find_change,
-    prepare,
     wait_for_model,
     wait_for_server,
 )
@@ -326,19 +325,7 @@ class AsyncioModelClient(BaseModelClient):
             return info.spec
         deadline = self._prepare_deadline(call_deadline)
         # One task of each event loop asks; the others wait for its answer.
-        return await self._waits.share(lambda: self._prepare(deadline), deadline, self._target)
-
-    async def _prepare(self, deadline: Deadline) -> ModelSpec:
-        info = self._model_info
-        if info.is_prepared and info.spec is not None:
-            return info.spec
-        wait = self._ensure_model_is_ready and not info.was_ready
-        patience_s = self._patience_s(deadline)
-        plan = prepare(self._target, deadline, wait=wait, spec=info.spec, patience_s=patience_s)
-        spec = info.spec = await self._drive(plan)
-        info.was_ready = info.was_ready or wait
-        info.is_prepared = True
-        return spec
+        return await self._waits.share(lambda: self._drive(self._preparation(deadline)), deadline, self._target)
 
     async def _drive(self, plan: Generator[PlanStep, Any, Result]) -> Result:
         """Run a plan of ``_core.startup`` and return its result."""

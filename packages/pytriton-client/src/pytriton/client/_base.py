@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +12,7 @@ from ._core.deadline import Deadline, check_timeout
 from ._core.options import NO_OPTIONS, ParameterValue
 from ._core.requests import InferCall, InferRequest, RequestIds, build_request, find_wrong_shape, is_same_form
 from ._core.spec import ModelSpec, to_model_spec
-from ._core.startup import ModelInfo, Target
+from ._core.startup import ModelInfo, PlanStep, Target, prepare
 from ._core.tls import TlsSettings, check_tls
 from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
@@ -297,10 +297,19 @@ class BaseModelClient:
             return call_deadline
         return Deadline(self._init_timeout_s)
 
-    def _patience_s(self, deadline: Deadline) -> float | None:
-        """Return how long to wait for a model that a ready server does not know; ``None`` is until the deadline."""
-        # If the caller set the deadline of this call, the wait lasts until then.
-        return self._unknown_model_timeout_s if deadline.timeout_s == self._init_timeout_s else None
+    def _preparation(self, deadline: Deadline) -> Generator[PlanStep, Any, ModelSpec]:
+        """Return the plan of what comes before the first inference; another caller may have carried it out by now."""
+        info = self._model_info
+        if info.is_prepared and info.spec is not None:
+            return info.spec
+        wait = self._ensure_model_is_ready and not info.was_ready
+        # If the caller set the deadline of this call, the wait for an unknown model lasts until then.
+        patience_s = self._unknown_model_timeout_s if deadline.timeout_s == self._init_timeout_s else None
+        spec = yield from prepare(self._target, deadline, wait=wait, spec=info.spec, patience_s=patience_s)
+        info.spec = spec
+        info.was_ready = info.was_ready or wait
+        info.is_prepared = True
+        return spec
 
     def _forget_model(self) -> None:
         """Forget what is known about the model, because a reloaded one may have another configuration."""

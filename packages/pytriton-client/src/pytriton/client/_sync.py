@@ -28,7 +28,6 @@ from ._core.startup import (
     Question,
     ask_server,
     find_change,
-    prepare,
     wait_for_model,
     wait_for_server,
 )
@@ -304,15 +303,7 @@ class ModelClient(BaseModelClient):
                 waited_for="model ready",
             )
         try:
-            if info.is_prepared and info.spec is not None:
-                return info.spec
-            wait = self._ensure_model_is_ready and not info.was_ready
-            patience_s = self._patience_s(deadline)
-            plan = prepare(self._target, deadline, wait=wait, spec=info.spec, patience_s=patience_s)
-            spec = info.spec = self._drive(plan)
-            info.was_ready = info.was_ready or wait
-            info.is_prepared = True
-            return spec
+            return self._drive(self._preparation(deadline))
         finally:
             self._prepare_lock.release()
 
