@@ -42,7 +42,10 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        # For the parts of a stream, once it has begun: what is between here and there has nothing to do with them.
+        state["send"] = send
 
         has_begun = False
 
@@ -133,15 +136,15 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         try:
-            await until_gone(receive, self._send(send))
+            await until_gone(receive, self._send(send, scope["state"]["send"]))
         finally:
             await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_part: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        await send_part({"type": "http.response.body", "body": self._first, "more_body": True})
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send_part({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

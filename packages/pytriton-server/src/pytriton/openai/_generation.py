@@ -19,7 +19,7 @@ from pytriton.openai._formats.schemas import AnswerCheck
 from pytriton.openai._formats.tool_calls import joined_calls
 from pytriton.openai._gate import encoded_events
 from pytriton.openai._requests import MOST_CHOICES, Generating, encode_text
-from pytriton.openai._texts import NO_COUNTS, Part, merged, read_parts, read_texts, tells_text_alone
+from pytriton.openai._texts import Part, Texts, merged, read_parts, read_texts, tells_text_alone
 from pytriton.openai._tokens.tokenizer import Tokenizer
 from pytriton.openai._tokens.usage import Usage
 
@@ -70,6 +70,10 @@ def _delta(part: Part) -> dict[str, Any]:
 
 def _logprobs(part: Part) -> dict[str, Any] | None:
     return {"content": list(part.logprobs), "refusal": None} if part.logprobs else None
+
+
+def _parts_of(group: list[Part] | Texts) -> list[Part]:
+    return group.parts() if isinstance(group, Texts) else group
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -152,19 +156,22 @@ class Generation:
         """Yield the events as they are sent; parts that come together are joined."""
         begun: set[int] = set()
         said = [Part()] * len(self._prompts)
+        # Whether text that goes on is all that is to be known of a part.
+        wants_text_alone = not self._tells_usage_always and self._wishes.check is None
         if self._tells_usage_always:
             await self.usage.begin()
         try:
             async with aclosing(self._groups()) as groups:
                 async for number, group in groups:
-                    if number in begun and self._is_text_alone(group):
-                        yield self._text_events(number, [part.text for part in group])
+                    if wants_text_alone and isinstance(group, Texts) and number in begun:
+                        yield self._text_events(number, group)
                         continue
+                    parts = _parts_of(group)
                     events = []
                     if self._wishes.check is not None:
                         # Kept only if the text has to be checked.
-                        said[number] = joined([said[number], *group])
-                    for part in group:
+                        said[number] = joined([said[number], *parts])
+                    for part in parts:
                         self.usage.add(number, part.counts, part.said)
                         if self._form.begins and number not in begun:
                             events.append(self._event([{"index": number, **_BEGIN}]))
@@ -174,14 +181,14 @@ class Generation:
                         elif not part.is_empty:
                             choice = self._form.delta(replace(part, finish_reason=None))
                             events.append(self._event([{"index": number, **choice}]))
-                    if group[-1].finish_reason is not None:
+                    if parts[-1].finish_reason is not None:
                         try:
                             await self.check(said[number])
                         except OpenAIError:
                             if events:
                                 yield encoded_events(events)
                             raise
-                        choice = self._form.delta(Part("", group[-1].finish_reason))
+                        choice = self._form.delta(Part("", parts[-1].finish_reason))
                         events.append(self._event([{"index": number, **choice}]))
                     if events:
                         yield encoded_events(events)
@@ -194,12 +201,6 @@ class Generation:
         ends = [self._event([], usage=await self.usage.total())] if self._tells_usage else []
         yield encoded_events([*ends, _DONE])
 
-    def _is_text_alone(self, group: Sequence[Part]) -> bool:
-        """Return whether parts are nothing but text that goes on, as most are, of which nothing else is to be known."""
-        if self._tells_usage_always or self._wishes.check is not None:
-            return False
-        return all(part.counts is NO_COUNTS and part.is_text_alone for part in group)
-
     @property
     def tokenizer(self) -> Tokenizer | None:
         """That of the model."""
@@ -209,11 +210,11 @@ class Generation:
         """Ask the model, and yield each part as it comes, with the number of its choice."""
         async with aclosing(self._groups()) as groups:
             async for number, group in groups:
-                for part in group:
+                for part in _parts_of(group):
                     self.usage.add(number, part.counts, part.said)
                     yield number, part
 
-    def _groups(self) -> AsyncGenerator[tuple[int, list[Part]], None]:
+    def _groups(self) -> AsyncGenerator[tuple[int, list[Part] | Texts], None]:
         """Yield groups of parts that have come together."""
         return merged([self._source(number, prompt) for number, prompt in enumerate(self._prompts)])
 
@@ -224,7 +225,7 @@ class Generation:
             # In a thread, since a schema can make it long.
             await asyncio.to_thread(self._wishes.check.check, whole.text, self._link.model.spec.model_name)
 
-    def _source(self, number: int, prompt: bytes) -> AsyncGenerator[list[Part], None]:
+    def _source(self, number: int, prompt: bytes) -> AsyncGenerator[list[Part] | Texts, None]:
         model = self._link.model
         # `np.full` would drop zeros at the end of bytes.
         text = np.array([prompt], object).reshape((1,) * len(model.prompt.shape))

@@ -37,7 +37,15 @@ _SAID_BESIDE = frozenset({FINISH_REASON, LOGPROBS, REASONING, REFUSAL, TOOL_CALL
 
 
 # The counts of a part whose model counts nothing.
-NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+_NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+
+
+class Texts(list[str]):
+    """Parts of a text about which a model tells nothing else, as most do, so that they cost little."""
+
+    def parts(self) -> list[Part]:
+        """Return them as parts."""
+        return [Part(text, None, _NO_COUNTS) for text in self]
 
 
 class Stops:
@@ -103,15 +111,15 @@ class Part:
 
 async def read_texts(
     groups: AsyncGenerator[list[bytes], None], stops: Sequence[str]
-) -> AsyncGenerator[list[Part], None]:
+) -> AsyncGenerator[list[Part] | Texts, None]:
     """Yield the parts of a text about which a model tells nothing else, as `read_parts` does."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     filtered = Stops(stops)
     is_whole = True
-    last: list[Part] | None = None
+    last: list[Part] = []
     async with aclosing(groups):
         async for texts in groups:
-            parts = []
+            found = Texts()
             for data in texts:
                 if is_whole:
                     try:
@@ -125,14 +133,14 @@ async def read_texts(
                 if stops:
                     text = filtered.feed(text)
                 if text:
-                    parts.append(Part(text, None, NO_COUNTS))
+                    found.append(text)
                 if filtered.is_over:
                     break
             if filtered.is_over:
-                last = [*parts, Part("", "stop")]
+                last = [*found.parts(), Part("", "stop")]
                 break
-            if parts:
-                yield parts
+            if found:
+                yield found
             if len(texts) >= _MOST_TOGETHER:
                 # More may be there already: let other tasks run.
                 await asyncio.sleep(0)

@@ -35,6 +35,7 @@ _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT, _INITIAL_WINDOW, _MAX_FRAME, 
 _NO_ERROR, _PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _REFUSED_STREAM, _CANCEL = 0x0, 0x1, 0x3, 0x7, 0x8
 _SETTING = struct.Struct(">HI")
 _NUMBER = struct.Struct(">I")
+_PREFIX = struct.Struct(">BI")  # of a message: whether it is compressed, and its length
 _DEFAULT_WINDOW = 65535
 _DEFAULT_FRAME = 16384
 _MOST_WINDOW = 2**31 - 1
@@ -84,12 +85,13 @@ class Http2Call:
     """A call, and those of its responses that nobody has taken yet."""
 
     __slots__ = (
-        "_connection", "_error", "_max_message_bytes", "_messages", "_number", "_partial", "_queued", "_uncredited",
-        "_waiter", "encoding", "has_ended", "has_headers", "unsent", "window",
+        "_connection", "_due", "_error", "_loop", "_max_message_bytes", "_messages", "_number", "_partial", "_queued",
+        "_timer", "_timer_due", "_uncredited", "_waiter", "encoding", "has_ended", "has_headers", "unsent", "window",
     )  # fmt: skip
 
     def __init__(self, connection: _Connection, number: int, max_message_bytes: int, window: int) -> None:
         self._connection = connection
+        self._loop = connection.loop
         self._number = number
         self._max_message_bytes = max_message_bytes
         self._messages: deque[bytes] = deque()
@@ -98,6 +100,9 @@ class Http2Call:
         self._uncredited = 0
         self._error: Http2Error | None = None
         self._waiter: asyncio.Future[None] | None = None
+        # One timer serves many waits, because most of them end soon.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = self._due = 0.0
         self.encoding = ""
         self.has_ended = False
         self.has_headers = False
@@ -129,17 +134,37 @@ class Http2Call:
                 if self._error is not None:
                     raise self._error
                 return False
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_s, self._wake)
+            self._due = self._loop.time() + timeout_s
+            if self._timer is None or self._due < self._timer_due:
+                self._set_timer()
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
-                timer.cancel()
                 self._waiter = None
             if not self._messages and not self.has_ended:  # so the timer ended the wait
                 raise TimeoutError
         return True
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        self._timer_due = self._due
+        self._timer = self._loop.call_at(self._due, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        """End a wait that is too long; for one that began after the timer was set, set it anew."""
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._due > self._timer_due:
+            self._set_timer()
+        else:
+            self._wake()
 
     def reset(self) -> None:
         """End a call whose responses nobody wants."""
@@ -156,6 +181,7 @@ class Http2Call:
             self._error = error
             self._partial = bytearray()
             self.unsent = None
+            self._stop_timer()
             self._wake()
 
     def feed(self, data: bytes, length: int) -> None:
@@ -169,14 +195,15 @@ class Http2Call:
             partial = self._partial
         position, available = 0, len(partial)
         while available - position >= 5:
-            size = int.from_bytes(partial[position + 1 : position + 5], "big")
+            is_compressed, size = _PREFIX.unpack_from(partial, position)
             try:
-                self._check_size(size)
+                if size > self._max_message_bytes:
+                    self._check_size(size)
                 after = position + 5 + size
                 if after > available:
                     break
                 message = bytes(partial[position + 5 : after])
-                if partial[position]:
+                if is_compressed:
                     message = self._decompressed(message)
             except Http2Error as error:
                 self._connection.reset(self._number, _CANCEL)
@@ -245,7 +272,8 @@ class _Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None
         self._is_going = False
         self._heard = monotonic()
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = self.loop.create_future()
         """Completed by the server's settings, which limit its simultaneous calls."""
         self.ready.add_done_callback(_retrieve)
 
