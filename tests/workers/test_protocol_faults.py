@@ -328,6 +328,11 @@ def respond(bad: BadWorker, number: int, record: bytes, **fields: Any) -> None:
     bad.send(wire.message(wire.RESPONSE, **values))
 
 
+def respond_together(bad: BadWorker, records: bytes, **fields: Any) -> None:
+    bad.segment(1, max(len(records), 64), records)
+    bad.send(wire.message(wire.RESPONSES, **{"segment": 1, "length": len(records), **fields}))
+
+
 ENTRY = 64
 TENSOR = 112
 DIMS = 160
@@ -390,6 +395,15 @@ FAULTS: dict[str, Callable[[BadWorker, int], object]] = {
         bad, batch, wire.response_record(batch, [wire.Answer(0, rows=0), wire.Answer(0, rows=0)])
     ),
     "done without an answer": lambda bad, batch: respond(bad, batch, wire.response_record(batch, [])),
+    "together, of an unknown batch": lambda bad, batch: respond_together(
+        bad, good_record(batch + 1000) + good_record(batch)
+    ),
+    "together, and cut short": lambda bad, batch: respond_together(bad, good_record(batch)[:192]),
+    "together, and less than a header": lambda bad, batch: respond_together(bad, bytes(48)),
+    "together, without a length": lambda bad, batch: respond_together(bad, patched(batch, ("Q", 32, 0))),
+    "together, and not aligned": lambda bad, batch: respond_together(bad, patched(batch, ("Q", 32, 200))),
+    "together, outside": lambda bad, batch: respond_together(bad, good_record(batch), offset=1 << 20),
+    "together, and malformed": lambda bad, batch: respond_together(bad, patched(batch, ("I", 4, 1 << 31))),
     "fails an unknown batch": lambda bad, batch: bad.send(wire.message(wire.FAIL, batch=batch + 1)),
     "releases what is not in use": lambda bad, batch: bad.send(wire.message(wire.RELEASE, segment=1, offset=1 << 19)),
     "releases an unknown segment": lambda bad, batch: bad.send(wire.message(wire.RELEASE, segment=99)),
@@ -494,7 +508,8 @@ def test_mutated_packets_and_records(server: Server) -> None:
                     at = seed.randrange(len(raw) // width) * width
                     value = seed.choice([0, 1, 1 << 31, (1 << 32) - 1, 1 << 63, seed.getrandbits(64)])
                     raw[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
-                packet = bytearray(wire.message(wire.RESPONSE, batch=batch, segment=1, length=len(raw), flags=3))
+                kind = seed.choice([wire.RESPONSE, wire.RESPONSE, wire.RESPONSES])
+                packet = bytearray(wire.message(kind, batch=batch, segment=1, length=len(raw), flags=3))
                 for _ in range(seed.randint(0, 2)):
                     packet[seed.choice([*range(4), *range(8, 48)])] = seed.getrandbits(8)
                 bad.segment(1, len(raw), bytes(raw))

@@ -303,6 +303,52 @@ void Connection::BeginLocked(const Batch& batch) {
   if (after_ns != kNever) nearly_done_ns_.store(batch.sent_ns() + after_ns, std::memory_order_release);
 }
 
+// Answers a batch with the record of so many bytes that lies there.
+bool Connection::RespondLocked(Batch* batch, const uint8_t* record, uint64_t length, std::string* error) {
+  const Block given_back{};  // nothing may refer to this batch's inputs any more
+  const Block* inputs = batch->input_in_use ? &batch->input : &given_back;
+  if (!record_.Parse(
+          record, length, batch->id(), batch->size(), settings_.decoupled, error, nullptr,
+          (capabilities_ & kCapReferences) != 0 ? inputs : nullptr)) {
+    *error = "its response record is malformed: " + *error;
+    return false;
+  }
+  batch->Respond(record_);
+  if (settings_.decoupled && settings_.stream_backlog_bytes != 0) PaceLocked(batch, NowNs(), error);
+  return error->empty();
+}
+
+bool Connection::ResponsesLocked(const Message& message, std::string* error) {
+  ++consumed_;
+  const auto segment = outputs_.Find(message.segment, message.offset, message.length, error);
+  if (!segment) {
+    *error = "its responses lie " + *error;
+    return false;
+  }
+  const uint8_t* at = segment->data() + message.offset;
+  uint64_t left = message.length;
+  while (left > 0) {
+    // A copy, since the worker may write there at any time.
+    RecordHeader header{};
+    if (left >= sizeof(header)) std::memcpy(&header, at, sizeof(header));
+    if (header.record_length < sizeof(header) || header.record_length > left ||
+        header.record_length % kAlignment != 0) {
+      *error = "a record of " + std::to_string(header.record_length) + " bytes begins where " + std::to_string(left) +
+               " are left of its responses";
+      return false;
+    }
+    const auto found = in_flight_.find(header.batch);
+    if (found == in_flight_.end()) {
+      *error = "it answered batch " + std::to_string(header.batch) + ", which it does not have";
+      return false;
+    }
+    if (!RespondLocked(found->second.get(), at, header.record_length, error)) return false;
+    at += header.record_length;
+    left -= header.record_length;
+  }
+  return IsAcknowledgedLater(message.length) || AcknowledgeLocked(error);
+}
+
 bool Connection::ResponseLocked(const Message& message, std::string* error) {
   ++consumed_;
   auto found = in_flight_.find(message.batch);
@@ -316,19 +362,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     return false;
   }
   Batch* batch = found->second.get();
-  const Block given_back{};  // nothing may refer to this batch's inputs any more
-  const Block* inputs = batch->input_in_use ? &batch->input : &given_back;
-  if (!record_.Parse(
-          segment->data() + message.offset, message.length, message.batch, batch->size(), settings_.decoupled, error,
-          nullptr, (capabilities_ & kCapReferences) != 0 ? inputs : nullptr)) {
-    *error = "its response record is malformed: " + *error;
-    return false;
-  }
-  batch->Respond(record_);
-  if (settings_.decoupled && settings_.stream_backlog_bytes != 0) {
-    PaceLocked(batch, NowNs(), error);
-    if (!error->empty()) return false;
-  }
+  if (!RespondLocked(batch, segment->data() + message.offset, message.length, error)) return false;
   // The inputs are released only now, because outputs may lie in them.
   if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(batch);
   if ((message.flags & kFlagBatchDone) != 0) {
@@ -416,6 +450,8 @@ bool Connection::HandleLocked(const Packet& packet, std::string* error) {
       return true;
     case MessageType::kResponse:
       return ResponseLocked(message, error);
+    case MessageType::kResponses:
+      return ResponsesLocked(message, error);
     case MessageType::kFail:
       return FailLocked(message, packet.body, packet.body_length, error);
     case MessageType::kRelease:

@@ -166,6 +166,8 @@ class Connection {
   // Hands the socket to the call service and ends this connection.
   void HandOverLocked();
   bool ResponseLocked(const Message& message, std::string* error);
+  bool ResponsesLocked(const Message& message, std::string* error);
+  bool RespondLocked(Batch* batch, const uint8_t* record, uint64_t length, std::string* error);
   bool FailLocked(const Message& message, const uint8_t* body, uint32_t body_length, std::string* error);
   bool ReleaseLocked(const Message& message, std::string* error);
   bool PollCancelledLocked(uint64_t now_ns, std::string* error);

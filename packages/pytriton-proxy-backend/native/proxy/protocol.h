@@ -26,10 +26,11 @@ enum Capability : uint64_t {
   kCapStandsIn = 1u << 8,
   kCapPace = 1u << 9,  // the worker reads PAUSE and RESUME messages
   kCapAsleep = 1u << 10,  // the worker keeps the place of one that sleeps: it gets WAKE and no batches
+  kCapTogether = 1u << 11,  // the worker may send response records of several batches together: RESPONSES
 };
 constexpr uint64_t kCapabilities =
     kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
-    kCapReferences | kCapStandsIn | kCapPace | kCapAsleep;
+    kCapReferences | kCapStandsIn | kCapPace | kCapAsleep | kCapTogether;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -52,6 +53,7 @@ enum class MessageType : uint16_t {
   kPause = 17,  // proxy -> worker: the caller of request `index` does not read its responses: send no more for now
   kResume = 18,        // proxy -> worker: the caller reads them again
   kWake = 19,          // proxy -> worker that is asleep: a batch waits, and no worker is awake
+  kResponses = 20,     // worker -> proxy: response records of several batches lie there, one behind the other
 };
 
 constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again

@@ -100,6 +100,11 @@ void Messages() {
   response.offset = uint64_t{1} << 33;
   response.length = 4096;
   CompareMessage("response", response);
+  Message responses = message(MessageType::kResponses);
+  responses.segment = 1;
+  responses.offset = uint64_t{1} << 33;
+  responses.length = 8192;
+  CompareMessage("responses", responses);
   Message fail = message(MessageType::kFail);
   fail.flags = kFlagBatchDone;
   fail.batch = 7;

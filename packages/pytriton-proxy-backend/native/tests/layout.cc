@@ -31,6 +31,7 @@ int main() {
   CONSTANT(kCapStandsIn);
   CONSTANT(kCapPace);
   CONSTANT(kCapAsleep);
+  CONSTANT(kCapTogether);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));
@@ -50,6 +51,7 @@ int main() {
   Print("PAUSE", static_cast<int>(MessageType::kPause));
   Print("RESUME", static_cast<int>(MessageType::kResume));
   Print("WAKE", static_cast<int>(MessageType::kWake));
+  Print("RESPONSES", static_cast<int>(MessageType::kResponses));
   Print("INFER", static_cast<int>(Operation::kInfer));
   Print("LOAD_MODEL", static_cast<int>(Operation::kLoadModel));
   Print("UNLOAD_MODEL", static_cast<int>(Operation::kUnloadModel));

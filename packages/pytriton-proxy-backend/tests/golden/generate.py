@@ -21,7 +21,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 
 HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH, ACTIVITY = range(1, 13)
-CALLER, CALL, RESULT, EXECUTED, PAUSE, RESUME, WAKE = range(13, 20)
+CALLER, CALL, RESULT, EXECUTED, PAUSE, RESUME, WAKE, RESPONSES = range(13, 21)
 # Of an input "x" and an output "y", both FP32 of one free dimension.
 DIGEST = "07e15f480f14f849abbf0cefca44dce9"
 INPUT_RELEASED, BATCH_DONE, STREAM = 1, 2, 4
@@ -420,6 +420,7 @@ def vectors() -> dict[str, bytes]:
         "response": message(
             RESPONSE, flags=INPUT_RELEASED | BATCH_DONE, batch=7, segment=1, offset=1 << 33, length=4096
         ),
+        "responses": message(RESPONSES, segment=1, offset=1 << 33, length=8192),
         "fail": message(FAIL, flags=BATCH_DONE, batch=7, index=3, body="größer".encode()),
         "release_acknowledge": message(RELEASE, consumed=6),
         "release_block": message(RELEASE, segment=2, offset=(1 << 32) + 128),

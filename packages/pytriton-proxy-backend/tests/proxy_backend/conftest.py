@@ -174,7 +174,7 @@ class Peer:
         elif packet.kind == self.generate.RELEASE:
             self.released.append((packet.segment, packet.offset))
         else:
-            self.consumed += packet.kind == self.generate.RESPONSE
+            self.consumed += packet.kind in (self.generate.RESPONSE, self.generate.RESPONSES)
             return False
         return True
 

@@ -44,6 +44,7 @@ def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
         ("release_acknowledge", messages.pack_acknowledge(6)),
         ("release_block", messages.pack_release(2, (1 << 32) + 128)),
         ("cancel", messages.pack_cancel(7, 2)),
+        ("responses", messages.pack_responses(1, 1 << 33, 8192)),
         ("pause", messages.pack_pause(7, 2)),
         ("resume", messages.pack_resume(7, 2)),
         ("wake", messages.pack_wake()),

@@ -10,7 +10,17 @@ from ..wire import messages
 from ..wire.errors import ProtocolError
 from ..wire.greetings import Hello, Welcome, parse_answer
 from ..wire.layout import ALIGNMENT, Capability
-from ..wire.messages import BATCH, BATCH_DONE, INPUT_RELEASED, Buffer, Header, pack_release, pack_response, read_header
+from ..wire.messages import (
+    BATCH,
+    BATCH_DONE,
+    INPUT_RELEASED,
+    Buffer,
+    Header,
+    pack_release,
+    pack_response,
+    pack_responses,
+    read_header,
+)
 from .segments import Block, PeerSegments, Place, State
 
 # How much of its budget the arena may take for the responses of streams: a fast generator waits for the proxy backend
@@ -150,6 +160,14 @@ class WorkerProtocol(Generic[B]):
             flags |= messages.EXECUTING
         self.unacknowledged.append(block)
         return pack_response(number, block.segment, block.offset, length, flags), before
+
+    def respond_together(self, block: B, length: int) -> bytes:
+        """Return RESPONSES, for a proxy backend with the capability TOGETHER.
+
+        Records of `length` bytes in all, which answer several batches that go on, lie behind each other in a block.
+        """
+        self.unacknowledged.append(block)
+        return pack_responses(block.segment, block.offset, length)
 
     def fail(self, number: int, code: int, text: str) -> tuple[bytes, list[bytes]]:
         """Return FAIL, which ends a batch with an error for each open request, and what is to be sent before it."""

@@ -199,7 +199,17 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
                 something_came.clear()
                 await something_came.wait()
 
+    def flush() -> None:
+        try:
+            if service.together is not None:
+                service.together.flush()
+        except Exception as error:
+            end(error)
+
     begin(service, source, cancelled)
+    if service.model.decoupled:
+        # What all streams give in one turn of the loop goes in one message.
+        service.together = source.together(lambda: loop.call_soon(flush))
     loop.add_reader(source.fileno(), read)
     ticking = loop.create_task(tick())
     try:
@@ -212,3 +222,4 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
         for task in running:
             task.cancel()
         await asyncio.gather(ticking, *running, return_exceptions=True)
+        service.together = None

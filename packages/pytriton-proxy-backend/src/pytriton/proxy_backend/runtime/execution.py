@@ -22,7 +22,7 @@ from .answers import Answers
 from .apart import Refused, call_apart, call_apart_async, refused_by
 from .failures import failed_as, failure_text, is_cancellation, tell_failure
 from .results.alike import AlikeResponses
-from .results.steps import NOTHING, TURN_NS, Turns, close, close_async, next_of, stepped
+from .results.steps import NOTHING, StepTime, Turns, close, close_async, next_of, stepped
 from .service import Service
 from .statistics import FirstResponses
 from .texts import told_error
@@ -67,6 +67,7 @@ class Execution:
         "_result",
         "_service",
         "_spent_ns",
+        "_step_time",
         "_uniform",
         "failure",
         "first_ns",
@@ -87,6 +88,7 @@ class Execution:
         self._firsts = FirstResponses(service.counters, self._count) if service.model.decoupled else None
         self._alike: AlikeResponses | None = None  # of a stream, which go together as soon as the generator waits
         self._spent_ns = 0  # inside the callable, up to the last step of a generator
+        self._step_time = StepTime()
         self._access = Access(service.model, batch) if service.is_logged else None
 
     # ---- how callables are called -----------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ class Execution:
             if self._service.model.decoupled:
                 pacing = None if is_alone else self._service.pacing
                 turns = Turns(asyncio.get_running_loop(), pacing, self._number)
-                while (result := await next_of(results, self._send_kept)) is not NOTHING:
+                while (result := await next_of(results, self._send_kept, self._step_time)) is not NOTHING:
                     self._result = result
                     # No reference to the inputs may be left here when the responses are sent.
                     result = None
@@ -316,13 +318,12 @@ class Execution:
 
     def _give(self) -> bool:
         """Send what a generator has given, or keep it until `_send_kept`; says whether anybody is left to take more."""
-        spent_ns = monotonic_ns() - self._began_ns
-        self._spent_ns += spent_ns
+        self._spent_ns += monotonic_ns() - self._began_ns
         self._began_ns = _PAUSED
         if self._keep():
-            if spent_ns >= TURN_NS:
+            if self._step_time.is_long():
                 # The next one may take as long, and need not wait for anything.
-                self._send_kept()
+                self._send_kept(soon=False)
             return True
         self._respond_each(final=False)
         return not self._is_over()
@@ -358,10 +359,10 @@ class Execution:
             self._send_kept()
         return True
 
-    def _send_kept(self) -> None:
+    def _send_kept(self, *, soon: bool = True) -> None:
         """Send the responses that were kept. Not by `_send`: what the generator gave last is not among them."""
         if self._alike:
-            self._alike.send(self._service.writer, partial(self._put, done=False))
+            self._alike.send(self._service.writer, partial(self._put, done=False, soon=soon))
 
     def _lay_out(self, responses: list[ResponseData]) -> Record:
         record = self._service.writer.lay_out(responses)
@@ -379,12 +380,17 @@ class Execution:
         if done and self._access is not None:
             self._access.end()
 
-    def _put(self, record: Record, *, done: bool) -> None:
+    def _put(self, record: Record, *, done: bool, soon: bool = False) -> None:
+        """Send a record; `soon` allows it to wait for those of other streams."""
         service = self._service
+        together = service.together if soon else None
         # Before it is sent: who has the responses finds them counted.
         service.counters.add_output(record.layout.payload_bytes)
         try:
-            service.sink.respond(self._number, record, done=done)
+            if together is None:
+                service.sink.respond(self._number, record, done=done)
+            else:
+                together.respond_soon(self._number, record)
         except ArenaFullError:
             service.counters.add_output(-record.layout.payload_bytes)
             raise

@@ -45,6 +45,19 @@ class ResponseSink(Protocol):
         """End a batch with an error for every request of it that has no answer yet."""
 
 
+class Together(Protocol):
+    """Takes records of streams that are sent together with those of others."""
+
+    def respond_soon(self, number: int, record: Record) -> None:
+        """Keep a record of a batch that goes on until `flush`; nothing may refer to arrays in it.
+
+        Raises `ArenaFullError` if an earlier record of that batch found no room, and `ConnectionLostError`.
+        """
+
+    def flush(self) -> None:
+        """Send what is kept."""
+
+
 class BatchSource(ResponseSink, Protocol):
     """Where batches come from, and their responses go; see `transport.connection.Connection`."""
 
@@ -55,6 +68,12 @@ class BatchSource(ResponseSink, Protocol):
     @property
     def pacing(self) -> Pacing | None:
         """What says which streams are to pause; `None` if nothing does."""
+
+    def together(self, schedule: Callable[[], object]) -> Together | None:
+        """Return what sends records of several batches together; `None` if nothing does.
+
+        `schedule` is called when records wait, and has them sent soon.
+        """
 
     def receive(self) -> Batch | None:
         """Wait for the next batch; `None` when there will be none."""
@@ -126,6 +145,7 @@ class Service:
         self.is_logged = False  # whether there is a record of every request
         self.golden: Golden | None = None  # takes the outputs of the warm-up; `None` if nobody compares them
         self.pacing: Pacing | None = None  # says which streams are to pause; `None` if nothing does
+        self.together: Together | None = None  # sends records of several streams together; `None` if nothing does
         self._cost_rule = None if model.cost is None else CostRule(model)
         # A call for the whole batch, which a callable under `@batch` offers, and which makes no objects for each
         # request. It takes the inputs over the whole batch, the rows of each request, and a function that makes the

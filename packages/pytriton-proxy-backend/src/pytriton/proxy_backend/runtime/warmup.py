@@ -98,7 +98,7 @@ class _WarmUp(Execution):
                 golden.take(response.outputs)
         return super()._lay_out(responses)
 
-    def _put(self, record: Record, *, done: bool) -> None:
+    def _put(self, record: Record, *, done: bool, soon: bool = False) -> None:
         """Do not send."""
 
     def _end(self) -> None:

@@ -26,7 +26,7 @@ from ..model import ModelSpec
 from ..protocol.worker import WorkerProtocol
 from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
-from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, align
+from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, ErrorCode, align
 from ..wire.limits import ARENA_TIMEOUT_S, LARGEST_COPIED_BYTES
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Array, Record
@@ -41,6 +41,7 @@ from .arena import (
 )
 from .link import GREETING_TICK_S, GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
 from .pacing import PacedConnection
+from .together import TogetherConnection
 
 if TYPE_CHECKING:
     from pytriton.proxy.outputs import Forms
@@ -91,7 +92,7 @@ def _late(endpoint: Path) -> str:
     return f"the proxy backend at {endpoint} did not answer a greeting within {GREETING_TIMEOUT_S:g} s"
 
 
-class Connection(PacedConnection, Link):
+class Connection(PacedConnection, TogetherConnection, Link):
     """An attached worker of a native proxy. Not thread-safe, apart from `detach` and `shutdown`."""
 
     inputs: PeerArena  # the arena of the proxy backend
@@ -118,7 +119,8 @@ class Connection(PacedConnection, Link):
         self.buffer = bytearray(MAX_PACKET)  # where packets are received
         self._views = [memoryview(self.buffer)]
         self.outputs = OwnArena(0)
-        super().__init__(WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
+        Link.__init__(self, WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
+        TogetherConnection.__init__(self)
         self.inputs = PeerArena(self.protocol.segments.released)
         try:
             self._socket.send(self.protocol.greet())
@@ -241,6 +243,8 @@ class Connection(PacedConnection, Link):
 
     def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
         """See `Link.respond`."""
+        self.flush()
+        self._check_sent(number)
         length = record.layout.length
         block = self.outputs.block_around(record)
         if block is not None:
@@ -258,6 +262,12 @@ class Connection(PacedConnection, Link):
             self._socket.send(packet)
         except OSError as error:
             self.lost(error)
+
+    def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        """See `Link.fail`."""
+        self.flush()
+        self._unsent.pop(number, None)
+        super().fail(number, text, code)
 
     def _inputs_in(self, number: int, record: Record) -> tuple[mmap.mmap, int, int] | None:
         """Return where the payloads of a record lie, if they are large, and inputs of its batch.

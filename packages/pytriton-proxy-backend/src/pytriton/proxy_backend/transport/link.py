@@ -18,6 +18,7 @@ from ..wire.messages import pack_segment_close
 from ..wire.record import Array, Record
 from .arena import OwnedBlock, ViewedBlock
 from .pacing import PacedConnection
+from .together import TogetherConnection
 
 if TYPE_CHECKING:
     from pytriton.proxy.outputs import Forms
@@ -53,6 +54,13 @@ class Link(abc.ABC):
     @property
     def pacing(self) -> PacedConnection | None:
         """What says which streams are to pause; `None` if nothing does."""
+        return None
+
+    def together(self, schedule: Callable[[], object]) -> TogetherConnection | None:
+        """Return what sends records of several batches together; `None` if nothing does.
+
+        `schedule` is called when records wait, and has them sent soon.
+        """
         return None
 
     # ---- receiving ------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Capability(enum.IntFlag):
     STANDS_IN = 1 << 8
     PACE = 1 << 9
     ASLEEP = 1 << 10
+    TOGETHER = 1 << 11
 
 
 # The capabilities of every worker here and of the Python proxy; others are added where they exist.
@@ -63,6 +64,7 @@ class MessageType(enum.IntEnum):
     PAUSE = 17
     RESUME = 18
     WAKE = 19
+    RESPONSES = 20
 
 
 class MessageFlag(enum.IntFlag):

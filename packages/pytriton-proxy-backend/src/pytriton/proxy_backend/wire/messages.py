@@ -35,6 +35,7 @@ EXECUTED = int(MessageType.EXECUTED)
 PAUSE = int(MessageType.PAUSE)
 RESUME = int(MessageType.RESUME)
 WAKE = int(MessageType.WAKE)
+RESPONSES = int(MessageType.RESPONSES)
 INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 BATCH_DONE = int(MessageFlag.BATCH_DONE)
 STREAM = int(MessageFlag.STREAM)
@@ -89,6 +90,11 @@ def pack_batch(batch: int, segment: int, offset: int, length: int, consumed: int
 def pack_response(batch: int, segment: int, offset: int, length: int, flags: int) -> bytes:
     """Pack answers to a batch, whose record of `length` bytes is there."""
     return _pack(RESPONSE, flags, HEADER_SIZE, batch, 0, segment, 0, offset, length)
+
+
+def pack_responses(segment: int, offset: int, length: int) -> bytes:
+    """Pack answers to several batches, whose records lie there, one behind the other."""
+    return _pack(RESPONSES, 0, HEADER_SIZE, 0, 0, segment, 0, offset, length)
 
 
 def pack_fail(batch: int, code: int, text: str, flags: int = BATCH_DONE) -> bytes:

@@ -305,6 +305,10 @@ class Worker:
     def _pace(self) -> int:
         return Capability.PACE if self.model.decoupled else 0
 
+    @property
+    def _together(self) -> int:
+        return Capability.TOGETHER if self.model.decoupled else 0
+
     _max_in_flight = 1
 
     def _serve(self, service: Service, connection: Link, loop: LazyLoop) -> None:
@@ -320,7 +324,7 @@ class Worker:
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
-        for connection in self._connections(max_in_flight, CAPABILITIES | self._pace):
+        for connection in self._connections(max_in_flight, CAPABILITIES | self._pace | self._together):
             if isinstance(connection, float):
                 # The loop is not blocked, because tasks of the callable may still run on it.
                 await self._attaching.attempts.wait_async(connection)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from pytriton.proxy_backend.errors import ConnectionLostError
-from pytriton.proxy_backend.runtime.results.steps import TURN_NS, Turns, next_of
+from pytriton.proxy_backend.runtime.results.steps import TURN_NS, StepTime, Turns, next_of
 
 
 def due(steps: int, work: Callable[[], object]) -> list[bool]:
@@ -73,9 +73,9 @@ def test_what_a_generator_awaits_is_cancelled_where_its_connection_has_ended(end
 
     async def main() -> None:
         results = answer()
-        assert await next_of(results, lambda: None) == 1
+        assert await next_of(results, lambda: None, StepTime()) == 1
         with pytest.raises(ConnectionLostError, match="nobody is there"):
-            await next_of(results, lose)
+            await next_of(results, lose, StepTime())
         await results.aclose()
 
     asyncio.run(main())

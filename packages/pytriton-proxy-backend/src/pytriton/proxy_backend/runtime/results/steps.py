@@ -104,8 +104,35 @@ def _resume(resumed: asyncio.Future[None]) -> None:
         resumed.set_result(None)
 
 
-async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], None]) -> Any:
+class StepTime:
+    """Measures how long a step of a generator has had the event loop, without the time in which it waited."""
+
+    __slots__ = ("_before_ns", "_since_ns")
+
+    def __init__(self) -> None:
+        self._before_ns = 0  # before it waited
+        self._since_ns = 0  # when it began, or went on
+
+    def begin(self) -> None:
+        """Measure a step that begins."""
+        self._before_ns, self._since_ns = 0, monotonic_ns()
+
+    def wait(self) -> None:
+        """Leave out what follows until `go_on`."""
+        self._before_ns = monotonic_ns() - self._since_ns
+
+    def go_on(self) -> None:
+        """Measure what follows a wait; the time between the first wait and the last one is left out."""
+        self._since_ns = monotonic_ns()
+
+    def is_long(self) -> bool:
+        """Return whether it has been `TURN_NS` and more."""
+        return self._before_ns + monotonic_ns() - self._since_ns >= TURN_NS
+
+
+async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], None], time: StepTime) -> Any:
     """Return what a generator gives next, or `NOTHING`; `before_wait` is called where it waits first."""
+    time.begin()
     step: Any = results.__anext__()
     try:
         waits_for = step.send(None)
@@ -113,6 +140,7 @@ async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], N
         return given.value
     except StopAsyncIteration:
         return NOTHING
+    time.wait()
     try:
         before_wait()
     except BaseException:
@@ -127,7 +155,7 @@ async def next_of(results: AsyncGenerator[Any, Any], before_wait: Callable[[], N
                 await _rest_of(step, waits_for, asyncio.CancelledError())
         raise
     try:
-        return await _rest_of(step, waits_for)
+        return await _rest_of(step, waits_for, time=time)
     except StopAsyncIteration:
         return NOTHING
 
@@ -165,7 +193,12 @@ def _log_close(error: Exception, model_name: str) -> None:
 
 
 @types.coroutine
-def _rest_of(step: Awaitable[Any], waits_for: Any, thrown: BaseException | None = None) -> Generator[Any, Any, Any]:
+def _rest_of(
+    step: Awaitable[Any],
+    waits_for: Any,
+    thrown: BaseException | None = None,
+    time: StepTime | None = None,
+) -> Generator[Any, Any, Any]:
     """Go on with a step of an asynchronous generator that has begun to wait, and return what it gives.
 
     The first `send` of the step has returned `waits_for`, which is for the event loop. What is `thrown` is raised in
@@ -179,6 +212,8 @@ def _rest_of(step: Awaitable[Any], waits_for: Any, thrown: BaseException | None 
                 sent = yield waits_for
             except BaseException as error:
                 thrown = error
+            if time is not None:
+                time.go_on()
         try:
             waits_for = running.send(sent) if thrown is None else running.throw(thrown)
         except StopIteration as given:
