@@ -1,4 +1,4 @@
-"""The image of the Dockerfile in real containers: as it is built, read-only, without rights, balanced and replaced.
+"""The images of deploy/ in real containers: as they are built, read-only, without rights, balanced and replaced.
 
 Not tried here: the official base image, whose place one of the same Debian packages takes, and NVIDIA's.
 """
@@ -19,11 +19,12 @@ import pytest
 
 from support.containers import Container, Images, Network, require_containers
 from support.paths import ROOT, TESTS
-from support.processes import require, while_running
+from support.processes import envoy, require, while_running
 from support.waiting import PATIENCE_S, eventually
 
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 IMAGE = "localhost/pytriton-app"
+STEMS = "localhost/pytriton-stems"
 APP = """
 from typing import Annotated, TypedDict
 
@@ -93,8 +94,8 @@ print(json.dumps([response.status, answer]))
 class Served:
     """The image, and what runs it."""
 
-    def __init__(self, folder: Path, files: Path, settings: dict[str, Any], network: Network) -> None:
-        self.folder, self.settings, self.network = folder, settings, network
+    def __init__(self, folder: Path, images: Images, files: Path, settings: dict[str, Any], network: Network) -> None:
+        self.folder, self.images, self.settings, self.network = folder, images, settings, network
         self._files = files
         self._count = 0
 
@@ -119,7 +120,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         stack.callback(images.remove)
         images.make_base(base)
         settings = images.build(DOCKERFILE, IMAGE)
-        yield Served(tmp_path, stack.enter_context(images.mounted(IMAGE)), settings, Network(stack))
+        yield Served(tmp_path, images, stack.enter_context(images.mounted(IMAGE)), settings, Network(stack))
 
 
 @pytest.mark.ci
@@ -129,7 +130,9 @@ def test_the_image_serves_in_containers(served: Served) -> None:
     # In one test, because the image takes minutes.
     check_one_as_it_is(served)
     check_too_little_memory(served)
-    check_rolling_replacement(served)
+    for balancer in ("haproxy", "envoy"):
+        check_rolling_replacement(served, balancer)
+    check_an_environment_of_a_model(served)
 
 
 def check_one_as_it_is(served: Served) -> None:
@@ -170,8 +173,7 @@ def check_too_little_memory(served: Served) -> None:
         assert process.wait(PATIENCE_S) == 0, container.read_log()
 
 
-def check_rolling_replacement(served: Served) -> None:
-    require("haproxy")
+def check_rolling_replacement(served: Served, balancer: str) -> None:
     places = [served.network.join() for _ in range(2)]
     first, second = (address for _, address in places)
     environment = {
@@ -183,12 +185,18 @@ def check_rolling_replacement(served: Served) -> None:
         "SECOND_HTTP_PORT": "8000",
         "SECOND_GRPC": f"{second}:8001",
     }
-    balancer = served.network.command("haproxy", "-db", "-f", ROOT / "deploy" / "haproxy" / "haproxy.cfg")
+    if balancer == "haproxy":
+        command = [require("haproxy"), "-db", "-f", str(ROOT / "deploy" / "haproxy" / "haproxy.cfg")]
+    else:
+        addresses = {port: f"127.0.0.1:{port}" for port in (8080, 8081)}
+        addresses |= {8000: f"{first}:8000", 8001: f"{first}:8001", 8010: f"{second}:8000", 8011: f"{second}:8001"}
+        command = envoy(served.folder, addresses)
     with contextlib.ExitStack() as stack:
         old = [served.container(place, factor=2) for place in places]
         processes = [stack.enter_context(container.running()) for container in old]
-        log = stack.enter_context((served.folder / "haproxy.log").open("wb"))
-        stack.enter_context(while_running(balancer, env=environment, stdout=log, stderr=log))
+        log = stack.enter_context((served.folder / f"{balancer}.log").open("wb"))
+        running = while_running(served.network.command(*command), env=environment, stdout=log, stderr=log)
+        stack.enter_context(running)
         eventually(lambda: is_ready(served.network))
         with callers(served.network) as load:
             assert factors(load) == {2}
@@ -201,6 +209,24 @@ def check_rolling_replacement(served: Served) -> None:
             sent, answered, failures = finish(load)
     assert failures == []
     assert answered == sent > 1000
+
+
+def check_an_environment_of_a_model(served: Served) -> None:
+    settings = served.images.build(DOCKERFILE.with_name("Dockerfile.environment"), STEMS)
+    with served.images.mounted(STEMS) as files:
+        container = Container(served.folder / "stems", files, settings, *served.network.join())
+        with container.running() as process:
+            asked = container.execute("pytriton", "infer", "127.0.0.1:8000", "stems", "text=connected connections")
+            assert asked.stdout == "stems: connect connect\n", asked.stderr + container.read_log()
+            # The server's own Python has another numpy, and lacks what the model imports.
+            versions = [
+                container.execute(python, "-c", "import numpy; print(numpy.__version__)").stdout
+                for python in ("/opt/environments/stems/bin/python", "python")
+            ]
+            assert [version.split(".")[0] for version in versions] == ["1", "2"]
+            assert container.execute("python", "-c", "import snowballstemmer").returncode == 1
+            container.send("TERM")
+            assert process.wait(PATIENCE_S) == 0, container.read_log()
 
 
 def ask(container: Container, *words: object) -> Any:

@@ -27,10 +27,10 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _IDLE = "ip link set lo up; echo up; exec sleep infinity"
 
 
-def run(*command: object) -> str:
+def run(*command: object, timeout_s: float | None = PATIENCE_S) -> str:
     """Run a program to its end, and return what it wrote; the test fails with that where it fails."""
     words = [str(part) for part in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
 
@@ -70,10 +70,13 @@ class Images:
 
     def build(self, dockerfile: Path, name: str) -> dict[str, Any]:
         """Build an image of the checkout, and return its settings, as Docker has them."""
-        options: list[object] = ["--format", "docker", "--pull-never", "--isolation", "chroot", "--network", "host"]
+        # Stages that two of the files have in common are built once.
+        options: list[object] = ["--layers", "--format", "docker", "--pull-never", "--isolation", "chroot"]
+        options += ["--network", "host"]
         for volume in self._package_index():
             options += ["--volume", volume]
-        run(*self._buildah, "build", *options, "--file", dockerfile, "--tag", name, ROOT)
+        # It compiles the native libraries, which takes a busy machine any time; the test has a limit of its own.
+        run(*self._buildah, "build", *options, "--file", dockerfile, "--tag", name, ROOT, timeout_s=None)
         inspected = json.loads(run(*self._buildah, "inspect", "--type", "image", name))
         settings: dict[str, Any] = inspected["Docker"]["config"]
         return settings
