@@ -23,7 +23,7 @@ import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
-from pytriton.proxy_backend.process import scaling
+from pytriton.proxy_backend.process import scaling, worker_process
 from pytriton.server.control.http import HttpControl
 from pytriton.triton import ModelDescription, ProcessWorker, RemoteTriton, Triton, TritonBase
 from support.callables import X, Y, identity
@@ -194,6 +194,24 @@ def test_a_process_that_does_not_come_up_is_no_harm(
     assert "Model 'm' (version 1) does not grow: the process did not come up, see above." in caplog.text
 
 
+def test_one_that_failed_before_all_fell_asleep_is_no_harm(
+    triton: Triton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All fall asleep before anybody has noticed that one more did not come up.
+    monkeypatch.setattr(scaling.Scaling, "_await_grown", lambda *_: None)
+    failed = mock.Mock(side_effect=worker_process._log_failure)
+    monkeypatch.setattr(worker_process, "_log_failure", failed)
+    marker = tmp_path / "marker"
+    with bound(triton, kwargs={"marker": str(marker)}, idle_timeout_s=0.2):
+        marker.touch()
+        with Callers(triton.http_url) as callers:
+            eventually(lambda: failed.called)
+        assert (callers.wrong, callers.lost) == ([], [])
+        marker.unlink()
+        eventually(lambda: is_asleep(triton))
+        assert infer(triton.http_url, "m", 4.0)[1] == 8.0
+
+
 def test_another_process_takes_the_place_of_one_that_is_given_up(triton: Triton) -> None:
     with bound(triton, max_crashes=1):
         (first,) = worker_processes()
@@ -251,7 +269,7 @@ def test_slow_calls_that_wait_are_noticed(triton: Triton) -> None:
 def test_extra_processes_end_when_another_model_needs_their_memory(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pytriton")
     # Three processes of some 90 MiB each have room, and beside one of them one of 180 MiB.
-    with short_home(), running(Triton(config=local_config(), memory_budget="400MiB")) as triton:
+    with short_home(), Triton(config=local_config(), memory_budget="400MiB") as triton:
         with bound(triton, shrink_calm_s=600.0, kwargs={"mebibytes": 60}), Callers(triton.http_url) as callers:
             eventually(lambda: described(triton).running_processes == 3)
             large = ProcessWorker(make_slow, kwargs={"mebibytes": 150}, starts_asleep=True)
@@ -270,7 +288,7 @@ def test_where_the_server_tells_no_statistics_it_is_said_once(
     asked = mock.Mock(side_effect=HttpControl.statistics)
     monkeypatch.setattr(HttpControl, "statistics", lambda *given: asked(*given))
     config = local_config(http_restricted_api="statistics:own-key=own-value")
-    with short_home(), running(Triton(config=config)) as triton:
+    with short_home(), Triton(config=config) as triton:
         url, token = str(triton.http_url), triton.get_access_token()
         with RemoteTriton(url, access_token=token) as remote, bound(remote), Callers(url) as callers:
             eventually(lambda: asked.call_count >= 3 and callers.has_answered(20))

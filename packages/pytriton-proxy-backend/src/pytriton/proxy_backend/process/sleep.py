@@ -265,6 +265,9 @@ class Sleep:
 
     def _rouse(self) -> None:
         """Wake the workers, or as many as run at least."""
+        for worker in self._workers:
+            # One beyond the fewest may have failed before all fell asleep, which is no answer to those who wait now.
+            worker.first_failure = None
         if self._scaling is not None:
             self._scaling.rouse(self._workers)
             return
