@@ -232,7 +232,7 @@ def test_a_generator_waits_for_its_caller(triton: Triton, caller_of: Any, name: 
 def test_a_generator_waits_for_a_caller_who_asks_in_another_way(triton: Triton, caller_type: type[HttpCaller]) -> None:
     caller = caller_type(triton, "wide", COUNT)
     try:
-        eventually(lambda: is_paused("wide") or given["wide"] == COUNT)
+        eventually(lambda: is_paused("wide") or given.get("wide") == COUNT)
         assert given["wide"] < MOST_AHEAD
         assert [found["y"][0] for found in caller.rows()] == list(range(COUNT))
     finally:
