@@ -1,12 +1,12 @@
-// What the HTTP front end has epoll look after, in fewer system calls.
+// Lets epoll watch the HTTP front end's connections with fewer system calls.
 //
 // For each request the front end (libevent 2.1) adds its connection to an epoll twice, to read the request and to write
-// the response, and removes it each time. Here the kernel's epoll keeps the connection meanwhile: a caller that waits for
-// its response sends nothing, so nothing is told of it. And a response mostly fits into what the system takes at once, so
-// a connection that is to be written is said to be writable, until a try has shown that it is not.
+// the response, and removes it each time. Here the connection stays in the kernel's epoll: a caller that waits for its
+// response sends nothing, so the epoll reports nothing. And most responses fit into what the system takes at once, so a
+// connection is reported as writable without asking the kernel, until a write has shown that it is not.
 //
-// It also lets the guard give the front end one request at a time: a connection is said to be readable while the guard holds
-// bytes of it back, and is not while an answer is written.
+// This also lets the guard give the front end one request at a time: a connection is reported as readable while the
+// guard holds bytes of it back, and is not while an answer is being written.
 #pragma once
 
 #include <sys/epoll.h>

@@ -1,9 +1,10 @@
-// The threads of the HTTP front end, and how connections are spread over them.
+// The threads of the HTTP front end, over which connections are spread.
 //
-// The front end (libevhtp 1.2.18) asks how many bytes wait in the pipe of each of its threads, and gives a new connection
-// to the first thread with none. That is nearly always the same one: callers who keep their connections would all share
-// one thread, whatever the number of threads and processors. So the thread with the fewest connections is said to be the
-// only one with an empty pipe. A few connections stay on a few threads: each thread more is one more to wake.
+// The front end (libevhtp 1.2.18) asks how many bytes wait in the pipe of each of its threads, and gives a new
+// connection to the first thread with none. That is nearly always the same one, so all callers who keep their
+// connections would share one thread, whatever the number of threads and processors. So only the thread with the fewest
+// connections is reported as having an empty pipe. A few connections stay on a few threads, because each further thread
+// is another one to wake.
 #pragma once
 
 #include <algorithm>

@@ -1,13 +1,15 @@
-// Bytes of callers that the guard has read and the server is not to see yet.
+// Bytes of callers that the guard has read and that the server must not see yet.
 //
-// The server's parser (libevhtp 1.2.18) takes the byte behind what it was given, which is left from something else, into a path
-// that is not whole: it would see another path than the guard. So the first line of a request is held back until it is whole.
+// If a path is incomplete, the server's parser (libevhtp 1.2.18) also takes the byte after what it was given, which is
+// left from something else, and so sees another path than the guard. So the first line of a request is held back until
+// it is complete.
 //
-// It also resumes a connection with the head of an answer in chunks, and ends one that has more to read then; and it reads
-// the next request of a connection into the answer of the one in front. So what is behind a request is held back until the
-// answer is written to its end: the server sees one request at a time.
+// The server also has two bugs with bytes after a request: it ends a connection that has more to read when it resumes
+// it with the head of an answer in chunks, and it reads the next request of a connection while it answers the one in
+// front. So the bytes after a request are held back until its answer is completely written, and the server sees one
+// request at a time.
 //
-// And what is held of a head, here or by the server, is not held for ever.
+// A head that does not become complete, here or in the server, is dropped after a time.
 #pragma once
 
 #include <sys/types.h>

@@ -1,8 +1,8 @@
 // Reports a crash of the server, and ends the process at once.
 //
 // Bug: Triton's own handler makes a stack trace with functions that allocate. If the crash came while the heap's lock
-// was held, or if the heap is broken, it waits for that lock for ever: the process neither serves nor ends. Until: no
-// version of tritonserver is known to do better.
+// was held, or if the heap is broken, it waits for that lock for ever: the process neither serves nor ends.
+// Until: no version of tritonserver is known to do better.
 #pragma once
 
 namespace pytriton::guard {

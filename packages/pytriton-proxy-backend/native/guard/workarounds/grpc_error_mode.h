@@ -2,7 +2,8 @@
 // error.
 //
 // Bug: Triton's front end for gRPC frees the requests of such a stream that are still being served, which crashes the
-// server. Until: no version of tritonserver is known to do better; the guard's own front end does not have the bug.
+// server.
+// Until: no version of tritonserver is known to do better; the guard's own front end does not have the bug.
 #pragma once
 
 namespace pytriton::guard {

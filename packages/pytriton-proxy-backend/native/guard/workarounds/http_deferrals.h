@@ -1,8 +1,8 @@
-// What other threads of the server ask the threads of its front end for HTTP to do, such as to send a part of an answer.
+// What other threads of the server ask the threads of its HTTP front end to do, such as to send a part of an answer.
 //
-// Bug: libevhtp 1.2.18 writes a message of 17 bytes for each of these to a socket that holds some 278 of them, and does not look
-// whether it found room. Where a thread was behind, a stream lost its last parts, or its end, for which its caller then
-// waited for ever. Here what finds no room is kept until the thread has read something.
+// Bug: libevhtp 1.2.18 writes a message of 17 bytes for each of these to a socket that holds about 278 of them, and
+// does not check whether there was room. If a thread was late, a stream lost its last parts, or its end, for which its
+// caller then waited for ever. Here a message without room is kept until the thread has read something.
 // Until: no version of tritonserver is known to do better.
 #pragma once
 

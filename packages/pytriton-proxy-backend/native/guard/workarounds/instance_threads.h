@@ -1,7 +1,7 @@
 // The threads in which tritonserver runs instances of models, so that a model is not deleted during their last step.
 //
-// Bug: see WaitForInstanceThreads. A server crashed in 5 of 9 runs of 1,200 loads and unloads on a busy machine. Until:
-// all versions up to 2.68 have the code; later ones were not read.
+// Bug: see WaitForInstanceThreads. A server crashed in 5 of 9 runs of 1,200 loads and unloads on a busy machine.
+// Until: all versions up to 2.68 have the code; later ones were not read.
 #pragma once
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 // Opens the log file of the server again after somebody has moved or removed it, as logrotate does.
 //
-// Bug: tritonserver opens its log once, and goes on writing to the file that was moved or removed. Until: no version of
-// tritonserver is known to do better.
+// Bug: tritonserver opens its log once, and goes on writing to the file that was moved or removed.
+// Until: no version of tritonserver is known to do better.
 #pragma once
 
 #include <sys/types.h>

@@ -1,7 +1,7 @@
 // Which models nobody serves, according to their backend.
 //
-// Bug: tritonserver does not ask a backend whether a model is ready, and reports one without workers as ready. Until:
-// 2.64 for the readiness of a model, 2.68 for that of the server.
+// Bug: tritonserver does not ask a backend whether a model is ready, and reports one without workers as ready.
+// Until: 2.64 for the readiness of a model, 2.68 for that of the server.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Callers over HTTP who come while the process can open no more files.
 //
-// Bug: libevent 2.1.12 calls accept again at once, for ever, so that a processor is busy and the caller waits. Until:
-// no version of tritonserver is known to do better.
+// Bug: libevent 2.1.12 calls accept again at once, for ever, so that a processor is busy and the caller waits.
+// Until: no version of tritonserver is known to do better.
 #pragma once
 
 #include <sys/socket.h>

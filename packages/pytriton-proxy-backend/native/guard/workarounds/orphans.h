@@ -1,7 +1,8 @@
 // Ends a server whose starter is gone.
 //
 // Bug: such a server gets SIGTERM from the kernel, but one that hangs, in a model or in its own shutdown, reacts only
-// to SIGKILL. Until: no version of tritonserver is known to do better.
+// to SIGKILL.
+// Until: no version of tritonserver is known to do better.
 #pragma once
 
 namespace pytriton::guard {

@@ -1,8 +1,8 @@
 // Whether the caller of a request wants it traced, which its header `traceparent` says.
 //
 // Bug: tritonserver traces each request with that header, whatever its flag says. So if the flag says no, the server
-// does not get to see the header, and traces as many of these requests as of those without it. Until: no version of
-// tritonserver is known to do better.
+// does not get to see the header, and traces as many of these requests as of those without it.
+// Until: no version of tritonserver is known to do better.
 #pragma once
 
 #include <cstdlib>
