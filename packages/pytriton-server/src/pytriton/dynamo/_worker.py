@@ -43,6 +43,8 @@ _TIMEOUT_S = 10.0
 _NO_LIMIT_S = 1e7  # the server, or the caller, ends it
 _MOST_BYTES = 2**31 - 1
 _MOST_AT_ONCE = 64
+# Of how many models the configuration is asked for again each time.
+_MOST_CONFIGS = 16
 _SERVICE = "/inference.GRPCInferenceService"
 # Front ends learn within this that a worker leaves; what they still send meanwhile is answered.
 _LEAVE_S = 1.0
@@ -117,6 +119,8 @@ class _Worker:
         self._served: dict[str, _Served] = {}
         self._runtime: Any = None
         self._problem = ""
+        # By model and version; those that were asked for first come first.
+        self._configs: dict[tuple[str, int], Any] = {}
 
     async def run(self) -> None:
         """Look after the models until a signal comes."""
@@ -168,20 +172,31 @@ class _Worker:
         """
         known = await asyncio.to_thread(known_models, self._control)
         wanted = self._settings.names
+        ready = {
+            model: sorted(it.version for it in states if it.state == "READY" and it.version is not None)
+            for model, states in known.items()
+            if not wanted or model in wanted
+        }
+        current = {(model, version) for model, versions in ready.items() for version in versions}
+        # Those that were asked for longest ago are asked for again: a model may have been loaded with other tensors.
+        for key in [*list(self._configs)[:_MOST_CONFIGS], *(self._configs.keys() - current)]:
+            self._configs.pop(key, None)
         offers = {}
-        for model, states in known.items():
-            versions = sorted(it.version for it in states if it.state == "READY" and it.version is not None)
-            if not versions or (wanted and model not in wanted):
-                continue
+        for model, versions in ready.items():
             for version in versions:
+                if (model, version) not in self._configs:
+                    self._configs[model, version] = await self._ask_config(model, version)
+                config = self._configs[model, version]
                 name = model if version == versions[-1] else f"{model}:{version}"
-                request = service_pb2.ModelConfigRequest(name=model, version=str(version))
-                async with contextlib.aclosing(self._call("ModelConfig", request, self._metadata)) as answers:
-                    (answer,) = [service_pb2.ModelConfigResponse.FromString(data) async for data in answers]
-                config = answer.config
                 decoupled = config.model_transaction_policy.decoupled
                 offers[name] = _Offer(name, model, str(version), as_card_config(config, name), decoupled)
         return offers
+
+    async def _ask_config(self, model: str, version: int) -> Any:
+        request = service_pb2.ModelConfigRequest(name=model, version=str(version))
+        async with contextlib.aclosing(self._call("ModelConfig", request, self._metadata)) as answers:
+            (answer,) = [service_pb2.ModelConfigResponse.FromString(data) async for data in answers]
+        return answer.config
 
     async def _offer(self, offer: _Offer) -> None:
         self._offers[offer.name] = offer  # before a request can come
