@@ -86,7 +86,7 @@ def test_each_answer_says_who_may_read_it() -> None:
             for origin in (APP, "http://localhost:3000", OTHER, None):
                 status, headers, _ = ask(triton, method, path, {} if origin is None else {"Origin": origin}, body)
                 allowed = origin if origin in (APP, "http://localhost:3000") else None
-                assert status == expected, name
+                assert status == (403 if origin == OTHER and method == "POST" else expected), name
                 assert headers.get_all("Access-Control-Allow-Origin") == (allowed and [allowed]), name
                 assert ("Inference-Header-Content-Length" in (headers["Access-Control-Expose-Headers"] or "")) == bool(
                     allowed
@@ -124,6 +124,42 @@ def test_any_origin() -> None:
         assert (status, headers["Access-Control-Allow-Origin"], headers["Vary"]) == (200, "*", None)
         assert ask(triton, "OPTIONS", "/v2/models/double/infer", {"Origin": OTHER, **PREFLIGHT})[0] == 204
         assert ask(triton, "GET", "/v2")[1]["Access-Control-Allow-Origin"] is None
+
+
+@pytest.mark.parametrize("origins", [(), (APP,), ("*",)])
+def test_a_page_of_another_site_sends_nothing(origins: tuple[str, ...]) -> None:
+    """Browsers send a form, or a text, without asking beforehand; they say themselves from which site it comes."""
+    with served(*origins) as triton:
+
+        def status(**headers: str) -> int:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            path = "/v2/models/double/infer"
+            found, _, body = ask(triton, "POST", path, {"Content-Type": "text/plain", **named}, INFER)
+            assert found == 200 or "cors_origins" in json.loads(body)["error"]
+            return found
+
+        for site in ("cross-site", "same-site"):
+            for origin in (APP, OTHER, "null"):
+                allowed = origins == ("*",) or origin in origins
+                assert status(Origin=origin, Sec_Fetch_Site=site) == (200 if allowed else 403)
+            assert status(Sec_Fetch_Site=site) == 403
+            # What changes nothing may be asked for; nobody but a page that is named can read the answer.
+            assert ask(triton, "GET", "/v2/models/double", {"Origin": OTHER, "Sec-Fetch-Site": site})[0] == 200
+        # Its own site's pages come by way of a proxy that says another host, perhaps.
+        for site in ("same-origin", "none"):
+            assert status(Origin=OTHER, Sec_Fetch_Site=site) == 200
+        # Of browsers that do not say it, the origin counts where somebody has named some.
+        for origin in (OTHER, "null"):
+            assert status(Origin=origin) == (403 if origins == (APP,) else 200)
+        assert status(Origin=str(triton.http_url)) == 200
+        assert status(Origin="http://app.example:8000", Host="App.example:8000") == 200
+        assert status() == 200
+
+
+def test_whoever_refuses_nothing_takes_pages_of_other_sites() -> None:
+    with served(APP, guard=GuardConfig(refuse=False)) as triton:
+        headers = {"Origin": OTHER, "Sec-Fetch-Site": "cross-site"}
+        assert ask(triton, "POST", "/v2/models/double/infer", headers, INFER)[0] == 200
 
 
 def test_metrics_are_for_no_page() -> None:
@@ -211,6 +247,11 @@ const ask = async () => {
 };
 ask().then(done, error => done(String(error)));
 """
+# Sends what takes no question beforehand, and has no answer that the page could read.
+BLIND = """
+const [server, done] = arguments;
+fetch(server + "/v2/models/note/generate", {method: "POST", mode: "no-cors", body: '{"x": 1}'}).then(done, done);
+"""
 
 
 class Page(BaseHTTPRequestHandler):
@@ -241,3 +282,20 @@ def test_a_page_in_a_browser_that_may_not() -> None:
     with serving(Page) as place, browsing() as browser, served(APP) as triton:
         browser.driver.get(f"http://{place}/")
         assert "Failed to fetch" in browser.driver.execute_async_script(SCRIPT, triton.http_url)
+
+
+def test_a_page_in_a_browser_sends_what_it_cannot_read() -> None:
+    asked = []
+
+    def note(x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        asked.append(float(x[0, 0]))
+        return {"y": x}
+
+    triton = Triton(config=local_config())
+    tensors: Any = [Tensor((1,), np.float32, "x")], [Tensor((1,), np.float32, "y")]
+    triton.bind("note", batch(note), *tensors, config=ModelConfig(max_batch_size=4))
+    with serving(Page) as place, browsing() as browser, running(triton):
+        browser.driver.get(f"http://{place}/")
+        browser.driver.execute_async_script(BLIND, triton.http_url)
+        assert ask(triton, "POST", "/v2/models/note/generate", {}, {"x": 2})[0] == 200
+    assert asked == [2]

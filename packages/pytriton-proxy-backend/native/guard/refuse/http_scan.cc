@@ -364,6 +364,10 @@ void HttpScan::ParseHeader(std::string_view line) {
     wants_html_ = wants_html_ || value.find("text/html") != std::string_view::npos;
   } else if (EqualNoCase(name, "x-vertex-ai-triton-redirect")) {
     if (once(&has_redirect_)) redirects_to_infer_ = EndsWith(value, "/infer");
+  } else if (EqualNoCase(name, "sec-fetch-site")) {
+    fetch_site_ = value;
+  } else if (reads_origin_ && EqualNoCase(name, "host")) {
+    host_ = value;
   } else if (reads_origin_ && EqualNoCase(name, "origin")) {
     if (once(&has_origin_)) origin_ = value;
   } else if (reads_origin_ && EqualNoCase(name, "access-control-request-method")) {
@@ -371,6 +375,14 @@ void HttpScan::ParseHeader(std::string_view line) {
   } else if (reads_origin_ && EqualNoCase(name, "access-control-request-headers")) {
     wanted_headers_ = value;
   }
+}
+
+bool HttpScan::is_of_another_site() const {
+  if (!is_post_ || is_in_head()) return false;
+  if (!fetch_site_.empty()) return fetch_site_ != "same-origin" && fetch_site_ != "none";
+  // "null" is the origin of what has none, such as a file or a frame in a sandbox.
+  const size_t scheme = origin_.find("://");
+  return !origin_.empty() && (scheme == std::string::npos || !EqualNoCase(origin_.substr(scheme + 3), host_));
 }
 
 void HttpScan::EndHeaders(const Limits& limits) {

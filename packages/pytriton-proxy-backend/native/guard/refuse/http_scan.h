@@ -74,6 +74,10 @@ class HttpScan {
   bool is_head() const { return is_head_; }
   bool is_options() const { return is_options_; }
 
+  // Whether the request may change something (POST), and a browser says that a page of another site sends it. Older
+  // browsers do not say that, nor does any over plain HTTP to another machine; then the origin is compared with the host,
+  // if origins are read.
+  bool is_of_another_site() const;
   // The origin of the page that sends the request; "" if there is none, or if origins are not read.
   const std::string& origin() const { return origin_; }
   // Whether a browser asks with this request what a page may send; such a request is not for the server. Also returns
@@ -133,6 +137,8 @@ class HttpScan {
   bool wants_method_ = false;
   bool has_origin_ = false;
   std::string origin_;
+  std::string host_;
+  std::string fetch_site_;
   std::string wanted_headers_;
   bool wants_html_ = false;
   bool keeps_text_ = false;
