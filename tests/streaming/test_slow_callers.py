@@ -272,7 +272,8 @@ def test_a_caller_who_reads_nothing_is_told_why_its_stream_has_ended(triton: Tri
 
 @pytest.mark.parametrize("name", ["hasty", "hasty_sync"])
 def test_a_caller_who_trickles_is_one_who_reads_nothing(triton: Triton, caller_of: Any, name: str) -> None:
-    caller = caller_of(triton, name, COUNT)
+    # So many that the generator cannot have sent them all before it hears of the pause, however late that is.
+    caller = caller_of(triton, name, MILLION)
     try:
         rows = caller.rows()
         # On a busy machine, the pause may be over before it is seen: the caller took too little in its time.
@@ -282,7 +283,7 @@ def test_a_caller_who_trickles_is_one_who_reads_nothing(triton: Triton, caller_o
             last = next(rows)
             # Twice and more within the time, and never as much as it takes.
             time.sleep(0.07)
-        assert given[name] < COUNT
+        assert given[name] < MILLION
         for row in rows:
             last = row
         assert "bytes of the stream in 200 ms" in last["error"]

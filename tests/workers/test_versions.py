@@ -25,7 +25,8 @@ OTHER_MINOR = {LAYOUT: (f"MINOR = {layout.MINOR}\n", f"MINOR = {layout.MINOR + 7
 OTHER_FORMAT = {MESSAGES: (f"FORMAT = {FORMAT}\n", f"FORMAT = {FORMAT + 1}\n")}
 # The last before batches had a cost, whose counters lie elsewhere.
 OLDER_COUNTERS = {MESSAGES: (f"FORMAT = {FORMAT}\n", "FORMAT = 3\n")}
-LACKS_A_FIELD = {MESSAGES: ("    kwargs: Mapping[str, Any] = field(default_factory=dict)\n", "")}
+KWARGS = "    kwargs: Mapping[str, Any] = field(default_factory=dict)  # its keyword arguments\n"
+LACKS_A_FIELD = {MESSAGES: (KWARGS, "")}
 WITHOUT_ITS_USE = {"worker_main.py": ("job.args, job.kwargs", "job.args, {}")}
 
 STARTS = """

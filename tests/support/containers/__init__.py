@@ -96,11 +96,15 @@ class Images:
         subprocess.run(["umount", str(self._folder / "store" / "overlay")], capture_output=True, check=False)
 
     def _package_index(self) -> Iterator[str]:
-        """Give the volumes by which pip finds packages while an image is built, as it does on this machine."""
+        """Give the volumes by which pip finds packages while an image is built, as it does on this machine.
+
+        Constraints are left out: an environment in an image may want other releases than the tests.
+        """
         listed = run(sys.executable, "-m", "pip", "config", "list").splitlines()
         found = {name: value.strip("'") for name, _, value in (line.partition("=") for line in listed)}
         settings = self._folder / "pip.conf"
         lines = {name.partition(".")[2]: value for name, value in found.items() if not name.startswith("install.")}
+        lines = {name: value for name, value in lines.items() if not name.endswith("constraint")}
         settings.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items()))
         yield f"{settings}:/etc/pip.conf:ro"
         tops = {_CERTIFICATES}

@@ -83,6 +83,10 @@ def home() -> list[Path]:
     return list(folder.iterdir()) if folder.exists() else []
 
 
+def workspaces() -> list[Path]:
+    return [path for path in home() if path.name.startswith("server-")]
+
+
 @pytest.fixture(autouse=True)
 def short_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A place for the sockets, whose paths must be short; it has to be empty again in the end."""
@@ -423,7 +427,7 @@ def test_a_model_that_a_running_server_refuses(
     assert caught.value.reason
     assert infer(triton.http_url, "double", [3]) == [6]
     assert triton.is_alive()
-    assert [path.name for path in home()[0].glob("models/*")] == ["double"]
+    assert [path.name for path in workspaces()[0].glob("models/*")] == ["double"]
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton-foreign")]
     assert names == []
 
@@ -459,7 +463,7 @@ def test_a_taken_port(make_triton: MakeTriton, local_config: TritonConfig) -> No
     second = make_triton(TritonConfig(grpc_port=port).merged_over(local_config))
     with pytest.raises(PortInUseError, match=rf"grpc_port={port} .*process \d+ \(tritonserver\)"):
         second.run()
-    assert len(home()) == 1
+    assert len(workspaces()) == 1
 
 
 def test_the_log_file_is_quoted_too(
@@ -858,7 +862,7 @@ def test_a_killed_program_leaves_nothing_running(
     start_program: Callable[..., Program], make_triton: MakeTriton
 ) -> None:
     program = start_program("serve")
-    (left,) = home()
+    (left,) = workspaces()
     assert len(list(left.glob("endpoints/*.sock"))) == 2
     program.process.kill()
     eventually(lambda: is_gone(program.server))

@@ -160,10 +160,11 @@ Refusal FindRefusal(Guard* guard, Connection* connection) {
     if (guard->cors.Allows(scan.origin())) return {kNoContent, ""};
     return {403, "the origin of the page that asks is not among the cors_origins of this server"};
   }
-  if (scan.refusal().status != 0 || guard->limits.refuse == 0) return scan.refusal();
-  if (scan.is_of_another_site() && !guard->cors.Allows(scan.origin())) {
+  // First, so that the answer does not depend on how much of the body has come.
+  if (guard->limits.refuse != 0 && scan.is_of_another_site() && !guard->cors.Allows(scan.origin())) {
     return {403, "the page that sends this request is of another site, which is not among the cors_origins of this server"};
   }
+  if (scan.refusal().status != 0 || guard->limits.refuse == 0) return scan.refusal();
   if (!ReserveMemory(guard, connection)) {
     return {503, "the requests in flight need more than " + Bytes(guard->limits.max_in_flight_bytes) +
                      ", the limit max_in_flight_bytes of the guard; try again later"};

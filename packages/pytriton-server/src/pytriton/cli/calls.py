@@ -328,12 +328,19 @@ def _say_what_there_is(control: "Control", name: str, version: str | None) -> st
 @contextlib.contextmanager
 def _told(url: str, token_advice: str = _TOKEN_ADVICE) -> Iterator[None]:
     """End the program with one line for an error that is no fault of its own."""
-    from pytriton.client.exceptions import PyTritonClientError, PyTritonClientInferenceServerError
+    from pytriton.client.exceptions import (
+        PyTritonClientError,
+        PyTritonClientInferenceServerError,
+        PyTritonClientValueError,
+    )
     from pytriton.client.management import is_denial
     from pytriton.server.control.http import ControlError
 
     try:
         yield
+    except PyTritonClientValueError as error:
+        # Inputs that the server was not asked about are an error of the server's kind, too.
+        _fail(str(error))
     except (PyTritonClientInferenceServerError, ControlError) as error:
         said = error.reason if isinstance(error, ControlError) else error.server_message
         if said is None:
