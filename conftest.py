@@ -10,9 +10,3 @@ def pytest_collection_finish() -> None:
     """Exclude what pytest has made of thousands of tests from garbage collections, which took 0.3 s each with it."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish() -> None:
-    """Undo that: hypothesis, which may be imported for the summary, looks for what refers to objects of others."""
-    gc.unfreeze()

@@ -103,8 +103,8 @@ class Images:
         listed = run(sys.executable, "-m", "pip", "config", "list").splitlines()
         found = {name: value.strip("'") for name, _, value in (line.partition("=") for line in listed)}
         settings = self._folder / "pip.conf"
-        lines = {name.partition(".")[2]: value for name, value in found.items() if not name.startswith("install.")}
-        lines = {name: value for name, value in lines.items() if not name.endswith("constraint")}
+        wanted = [name for name in found if not name.startswith("install.") and not name.endswith("constraint")]
+        lines = {name.partition(".")[2]: found[name] for name in wanted}
         settings.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items()))
         yield f"{settings}:/etc/pip.conf:ro"
         tops = {_CERTIFICATES}

@@ -248,11 +248,9 @@ def _read_numbers(text: str) -> list[int]:
 def _connect(url: str, access_token: str | None, ca_file: Path | None) -> "Control":
     from pytriton.client.management import TritonUrl, check_tls
     from pytriton.server.control.connect import connect
-    from pytriton.server.control.local_token import find_token
+    from pytriton.server.control.local_token import use_token
 
-    parsed = TritonUrl.from_url(url)
-    if not access_token and (found := find_token(parsed)) is not None:
-        parsed, access_token = found
+    parsed, access_token = use_token(TritonUrl.from_url(url), access_token)
     return connect(parsed, access_token, check_tls(_tls(ca_file), parsed))
 
 

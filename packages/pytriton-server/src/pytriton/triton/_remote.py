@@ -166,14 +166,11 @@ class RemoteTriton(TritonBase):
             remote.give_up()
 
     def _open(self) -> Session:
-        from pytriton.server.control.local_token import find_token
+        from pytriton.server.control.local_token import use_token
         from pytriton.server.remote.session import RemoteSession
 
-        found = None if self._access_token else find_token(self._url)
-        url, access_token = found or (self._url, self._access_token)
         self._remote = RemoteSession(
-            url,
-            access_token,
+            *use_token(self._url, self._access_token),
             self._tls,
             self._workspace,
             replace_models=self._replace_models,

@@ -33,7 +33,7 @@ from pytriton.server.settings.memory import without_processes
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
-from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, check_ports, fixed_addresses
+from pytriton.server.tritonserver.ports import ReservedPorts, check_ports, client_urls, fixed_addresses
 from pytriton.server.tritonserver.process import ExitReport, mark_complete
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import present
@@ -128,8 +128,7 @@ class Triton(TritonBase):
     @property
     def http_url(self) -> str | None:
         """`http://host:port` for clients on this machine; None while the server is not running, or without HTTP."""
-        ports = self._ports()
-        return _url("http", ports.http) if ports is not None else None
+        return self._url("http")
 
     @property
     def grpc_url(self) -> str | None:
@@ -137,28 +136,23 @@ class Triton(TritonBase):
 
         With TLS it is `grpcs://host:port`.
         """
-        ports = self._ports()
-        scheme = "grpcs" if self._config.has_grpc_tls else "grpc"
-        return _url(scheme, ports.grpc) if ports is not None else None
+        return self._url("grpc")
 
     @property
     def metrics_url(self) -> str | None:
         """`http://host:port/metrics`; None while the server is not running, or without metrics."""
-        ports = self._ports()
-        base = _url("http", ports.metrics) if ports is not None else None
+        base = self._url("metrics")
         return None if base is None else f"{base}/metrics"
 
     @property
     def sagemaker_url(self) -> str | None:
         """`http://host:port` of SageMaker's endpoints; None while the server is not running, or without them."""
-        ports = self._ports()
-        return _url("http", ports.sagemaker) if ports is not None else None
+        return self._url("sagemaker")
 
     @property
     def vertex_ai_url(self) -> str | None:
         """`http://host:port` of Vertex AI's endpoints; None while the server is not running, or without them."""
-        ports = self._ports()
-        return _url("http", ports.vertex_ai) if ports is not None else None
+        return self._url("vertex_ai")
 
     def get_access_token(self) -> str | None:
         """Return the token that protected endpoints ask for; None if there is none."""
@@ -373,6 +367,10 @@ class Triton(TritonBase):
     def _ports(self) -> ReservedPorts | None:
         return None if (current := self._current()) is None else current.server.ports
 
+    def _url(self, name: str) -> str | None:
+        ports = self._ports()
+        return None if ports is None else client_urls(self._config, ports).get(name)
+
     def _urls(self) -> Sequence[str]:
         return [url for url in (self.http_url, self.grpc_url) if url is not None]
 
@@ -487,7 +485,3 @@ def _check_type(name: str, value: object, kind: type[object]) -> None:
             expected=kind.__name__,
             received=type(value).__name__,
         )
-
-
-def _url(scheme: str, endpoint: Endpoint | None) -> str | None:
-    return None if endpoint is None else f"{scheme}://{endpoint.authority}"

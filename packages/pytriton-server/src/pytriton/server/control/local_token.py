@@ -18,12 +18,13 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytriton.client.exceptions import PyTritonClientInvalidUrlError
-from pytriton.client.management import TritonUrl
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
 from pytriton.proxy_backend.system.home import HomeError, default_home
+
+if TYPE_CHECKING:
+    from pytriton.client.management import TritonUrl
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ _NAME = re.compile(r"(\.?)([0-9a-f]{16})-[0-9a-f]{16}")
 _MOST_BYTES = 16 * 1024
 _ATTEMPTS = 10
 
-_Left = tuple[list[TritonUrl], str]
+_Left = tuple[list[str], str]
 
 
 @contextlib.contextmanager
@@ -54,17 +55,31 @@ def leave_token(token: str, urls: Sequence[str]) -> Iterator[Path | None]:
         file.remove()
 
 
-def find_token(url: TritonUrl) -> tuple[TritonUrl, str] | None:
+def use_token(url: "TritonUrl", access_token: str | None) -> tuple["TritonUrl", str | None]:
+    """Return the address and the token to ask a server with: those given, or else those that `find_token` finds."""
+    return (None if access_token else find_token(url)) or (url, access_token)
+
+
+def find_token(url: "TritonUrl") -> tuple["TritonUrl", str] | None:
     """Find the token that a server of this user on this host has left.
 
     Returns the address at which it listens, and the token; None if there is none.
     """
+    # Imported late, because a server that leaves its token needs no client.
+    from pytriton.client.exceptions import PyTritonClientInvalidUrlError
+    from pytriton.client.management import TritonUrl
+
     try:
         with _opened(default_home() / _FOLDER) as folder:
             all_left = _read_all(folder)
     except (OSError, HomeError):
         return None
-    for addresses, token in all_left:
+    for urls, token in all_left:
+        try:
+            addresses = [TritonUrl.from_url(each) for each in urls]
+        except PyTritonClientInvalidUrlError as error:
+            logger.debug("A server has left no addresses: %s", error)
+            continue
         for address in addresses:
             is_meant = url.hostname == address.hostname or (
                 url.hostname == "localhost" and _is_loopback(address.hostname)
@@ -168,7 +183,7 @@ def _read_all(folder: int) -> list[_Left]:
             continue
         try:
             left = _read(name, folder, is_finished=not match[1])
-        except (OSError, ValueError, KeyError, TypeError, PyTritonClientInvalidUrlError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             logger.debug("%s is no token that a server has left: %s", name, error)
             continue
         if left is not None:
@@ -201,4 +216,4 @@ def _parse(text: bytes) -> _Left:
     urls, token = said["urls"], said["token"]
     if not isinstance(urls, list) or not isinstance(token, str):
         raise TypeError(f"expected a list of URLs and a token, got {urls!r:.100} and one of {type(token)}")
-    return [TritonUrl.from_url(url) for url in urls], token
+    return urls, token

@@ -31,7 +31,7 @@ from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.command_line import ServerFolders
 from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.tritonserver.outcomes import OutcomeCounts
-from pytriton.server.tritonserver.ports import ReservedPorts, port_in_use, reserve_ports
+from pytriton.server.tritonserver.ports import ReservedPorts, client_urls, port_in_use, reserve_ports
 from pytriton.server.tritonserver.process import ExitReport
 from pytriton.server.workspace import Workspace
 
@@ -188,10 +188,9 @@ class ServerSession:
         self._left_token.close()
         token = self._server.security.access_token
         if token is not None:
-            grpc = "grpcs" if self._server.config.has_grpc_tls else "grpc"
-            fronts = {"http": ports.http, grpc: ports.grpc}
-            urls = [f"{scheme}://{front.authority}" for scheme, front in fronts.items() if front is not None]
-            self.token_path = self._left_token.enter_context(leave_token(token, urls))
+            urls = client_urls(self._server.config, ports)
+            of_inference = [urls[name] for name in ("http", "grpc") if name in urls]
+            self.token_path = self._left_token.enter_context(leave_token(token, of_inference))
 
     def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Wait until a server that answers serves all models."""

@@ -166,6 +166,14 @@ class ReservedPorts:
         self._triton_metrics = Endpoint(setting=_METRICS, address=address, port=own.getsockname()[1], picked=True)
 
 
+def client_urls(config: TritonConfig, ports: ReservedPorts) -> dict[str, str]:
+    """Return `scheme://host:port` of each service for clients on this machine, by its name in `ReservedPorts`."""
+    names = ("http", "grpc", "metrics", "sagemaker", "vertex_ai")
+    found = {name: endpoint for name in names if (endpoint := getattr(ports, name)) is not None}
+    schemes = {"grpc": "grpcs" if config.has_grpc_tls else "grpc"}
+    return {name: f"{schemes.get(name, 'http')}://{endpoint.authority}" for name, endpoint in found.items()}
+
+
 def reserve_ports(config: TritonConfig) -> ReservedPorts:
     """Pick and reserve the ports of a server."""
     endpoints: dict[str, Endpoint] = {}
