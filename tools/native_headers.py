@@ -33,7 +33,7 @@ WIDTH = 116
 def headers() -> dict[str, str]:
     """Return the text of each header, by its path."""
     return {
-        f"{NATIVE}/proxy/shared_limits.h": limits_header(),
+        f"{NATIVE}/proxy/wire/shared_limits.h": limits_header(),
         f"{NATIVE}/guard/shared.h": guard_header(),
         f"{NATIVE}/inprocess/instance_fields.h": instance_header(),
     }

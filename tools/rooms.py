@@ -1,4 +1,4 @@
-"""Checks what import-linter has no contract for: private names, and the size of folders and classes.
+"""Checks what import-linter has no contract for: private names, includes of C++, the size of folders and classes.
 
 `python3 tools/dev.py lint` runs it behind the contracts of `pyproject.toml`. The sources are read, not imported. What
 breaks a rule since before the rule was made stands in `tools/baseline.txt`. A line there that nothing needs any more is
@@ -8,6 +8,8 @@ an error, so that the file only gets shorter.
 from __future__ import annotations
 
 import ast
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,15 @@ MAX_MODULES = 16
 MAX_CLASS_LINES = 400
 # The baseline names the size of a larger class in steps of so many lines, so that not every change of one changes it.
 CLASS_STEP = 25
+NATIVE = ROOT / "packages" / "pytriton-proxy-backend" / "native"
+# The folders of C++, each of which includes files of itself and of those before it alone. The guard and its front end
+# for gRPC call each other, as both stand between the same functions of the server: they are one layer.
+NATIVE_LAYERS = (
+    *(f"proxy/{room}" for room in ("text", "triton", "wire", "cache", "batch", "link", "calls")),
+    *("proxy", "python", "accelerator", "inprocess", "guard"),
+)
+SAME_LAYER = {"grpc": "guard"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"\n]+)"', re.MULTILINE)
 # The guard against a foreign `pytriton` package has to run before anything else of a package is imported.
 NAMESPACE_GUARD = "._namespace.require_namespace_package"
 # Attributes that Python and wrapt document although they begin with an underscore.
@@ -109,6 +120,30 @@ def crowded_folders(root: Path) -> Iterator[str]:
             yield f"modules {folder.relative_to(ROOT)} {count}"
 
 
+def native_layer(path: Path) -> int:
+    """Return the layer that a file of C++ is in, by the innermost folder that has one.
+
+    Raises:
+        KeyError: If no folder around the file is in `NATIVE_LAYERS`.
+    """
+    for folder in path.relative_to(NATIVE).parents:
+        name = SAME_LAYER.get(str(folder), str(folder))
+        if name in NATIVE_LAYERS:
+            return NATIVE_LAYERS.index(name)
+    raise KeyError(f"Add the folder of {path.relative_to(ROOT)} to NATIVE_LAYERS of tools/rooms.py.")
+
+
+def upward_includes() -> Iterator[str]:
+    """Yield each include of a file that is in a higher layer of the C++ sources. Tests include what they test."""
+    for path in sorted(path for path in NATIVE.rglob("*") if path.suffix in (".cc", ".h")):
+        if NATIVE / "tests" in path.parents:
+            continue
+        for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            included = Path(os.path.normpath(path.parent / name))
+            if native_layer(included) > native_layer(path):
+                yield f"include {path.relative_to(NATIVE)} {included.relative_to(NATIVE)}"
+
+
 def main() -> int:
     """Print what breaks the rules; return the exit code."""
     found: set[str] = set()
@@ -117,7 +152,7 @@ def main() -> int:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found |= {*private_imports(module, tree), *private_attributes(module, tree), *large_classes(module, tree)}
         found |= {*crowded_folders(dist / "src"), *crowded_folders(dist / "tests")}
-    found |= set(crowded_folders(ROOT / "tests"))
+    found |= {*crowded_folders(ROOT / "tests"), *upward_includes()}
     known = {line for line in BASELINE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")}
     for line in sorted(found - known):
         print(f"Breaks a rule of tools/rooms.py: {line}")

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.native_headers import NATIVE, headers  # noqa: E402 - found by the line above
 
-HEADER = f"{NATIVE}/proxy/settings_table.h"
+HEADER = f"{NATIVE}/proxy/wire/settings_table.h"
 MAX_U64 = (1 << 64) - 1
 # Kinds of text: what a value must be, in words, and the C++ function that says whether it is.
 TEXTS = {Path: ("an absolute path", "IsAbsolutePath"), str: ("hexadecimal digits", "IsHexadecimal")}

@@ -103,9 +103,8 @@ LIBRARIES = (
         INPROCESS_LIBRARY_NAME,
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
-            *("proxy/batch.cc", "proxy/cache_metrics.cc", "proxy/cost.cc", "proxy/devices.cc", "proxy/input_ranks.cc"),
-            *("proxy/json_reader.cc", "proxy/late_ends.cc", "proxy/record.cc", "proxy/response_cache.cc"),
-            "proxy/stream_pace.cc",
+            *("proxy/batch/*.cc", "proxy/cache/cache_metrics.cc", "proxy/cache/response_cache.cc", "proxy/text/*.cc"),
+            *("proxy/triton/devices.cc", "proxy/triton/late_ends.cc", "proxy/wire/record.cc"),
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         (
@@ -117,7 +116,7 @@ LIBRARIES = (
     ),
     NativeLibrary(
         GUARD_LIBRARY_NAME,
-        ("guard/**/*.cc", "grpc/*.cc", "proxy/json_reader.cc"),
+        ("guard/**/*.cc", "grpc/*.cc", "proxy/text/*.cc"),
         (),
         ("-ldl",),
         (

@@ -11,7 +11,7 @@ from pytriton.inprocess.capi.c_types import ADDRESS, STRING, ParameterHandle, ou
 from support.paths import ROOT
 
 NATIVE = ROOT / "packages/pytriton-proxy-backend/native"
-HEADER = NATIVE / "proxy/triton_api.h"
+HEADER = NATIVE / "proxy/triton/triton_api.h"
 # Arrays that are read, and numbers that are written.
 NOT_GIVEN = {out(ParameterHandle)} | {
     out(kind)
@@ -70,7 +70,9 @@ def test_every_function_that_gives_something_is_in_the_table() -> None:
 
 def test_what_is_ours_is_deleted_by_whoever_may_get_it() -> None:
     native = "".join(path.read_text() for folder in ("proxy", "inprocess") for path in (NATIVE / folder).rglob("*.cc"))
-    native += "".join(path.read_text() for path in (NATIVE / "proxy/triton_util.h", *NATIVE.glob("proxy/calls/*.h")))
+    native += "".join(
+        path.read_text() for path in (NATIVE / "proxy/triton/triton_util.h", *NATIVE.glob("proxy/calls/*.h"))
+    )
     python = "".join(
         path.read_text() for path in (ROOT / "packages/pytriton-server/src/pytriton/inprocess").rglob("*.py")
     )

@@ -65,6 +65,28 @@ def test_private_names_of_another_house_are_refused(rooms: Any) -> None:
     ]
 
 
+def test_files_of_cpp_include_downwards(rooms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, included in (
+        ("proxy/wire/record.cc", ["record.h", "../text/utf8.h", "../batch/cost.h"]),
+        ("proxy/backend.cc", ["calls/calls.h", "../guard/hooks.h"]),
+        ("guard/refuse/scan.cc", ["../answers/page.h", "../../grpc/loop.h", "../../proxy/text/utf8.h"]),
+        ("grpc/loop.cc", ["../guard/hooks.h"]),
+        ("tests/unit.cc", ["../guard/hooks.h"]),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(f'#include "{file}"\n' for file in included))
+    monkeypatch.setattr(rooms, "NATIVE", tmp_path)
+    assert list(rooms.upward_includes()) == [
+        "include proxy/backend.cc guard/hooks.h",
+        "include proxy/wire/record.cc proxy/batch/cost.h",
+    ]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "room.cc").write_text('#include "room.h"\n')
+    monkeypatch.setattr(rooms, "ROOT", tmp_path)
+    with pytest.raises(KeyError, match=r"Add the folder of new/room\.h to NATIVE_LAYERS"):
+        list(rooms.upward_includes())
+
+
 def test_the_baseline_holds_what_is_found_and_nothing_else(
     rooms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

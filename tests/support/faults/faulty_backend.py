@@ -38,7 +38,7 @@ def write_faulty(repository: Path, name: str = "faulty") -> None:
     source = Path(__file__).with_suffix(".cc")
     # In a process that keeps Triton's symbols to itself, they are found through the name of its library.
     library = next(path for place in find_tritonserver().library_dirs for path in place.glob("libtritonserver*.so*"))
-    headers = ROOT / "packages/pytriton-proxy-backend/native/proxy"
+    headers = ROOT / "packages/pytriton-proxy-backend/native/proxy/triton"
     subprocess.run(
         [
             *(*compiler, "-std=c++17", "-shared", "-fPIC", f"-I{headers}", str(source), str(library)),

@@ -4,8 +4,8 @@
 // `BatchForm` and `ReplyForm` hold them until the next one.
 #pragma once
 
+#include "../proxy/wire/protocol.h"
 #include "../python/numpy_abi.h"
-#include "../proxy/protocol.h"
 
 namespace pytriton {
 

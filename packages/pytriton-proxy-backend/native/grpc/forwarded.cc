@@ -2,7 +2,7 @@
 
 #include <random>
 
-#include "../proxy/triton_api.h"
+#include "../proxy/triton/triton_api.h"
 #include "framing.h"
 #include "protobuf.h"
 

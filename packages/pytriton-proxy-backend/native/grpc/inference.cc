@@ -4,8 +4,8 @@
 #include <mutex>
 #include <new>
 
-#include "../proxy/triton_api.h"
-#include "../proxy/utf8.h"
+#include "../proxy/text/utf8.h"
+#include "../proxy/triton/triton_api.h"
 #include "protobuf.h"
 
 extern "C" {

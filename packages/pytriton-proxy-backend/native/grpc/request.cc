@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "../proxy/utf8.h"
+#include "../proxy/text/utf8.h"
 #include "inference.h"
 #include "protobuf.h"
 

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "../proxy/printable.h"
+#include "../proxy/text/printable.h"
 
 namespace pytriton::guard {
 

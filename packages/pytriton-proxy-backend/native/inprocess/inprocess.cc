@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/batch.h"
-#include "../proxy/cache_metrics.h"
-#include "../proxy/record.h"
-#include "../proxy/triton_util.h"
+#include "../proxy/batch/batch.h"
+#include "../proxy/cache/cache_metrics.h"
+#include "../proxy/triton/triton_util.h"
+#include "../proxy/wire/record.h"
 #include "lane.h"
 #include "requests.h"
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "../proxy/cost.h"
-#include "../proxy/instance_state.h"
+#include "../proxy/batch/cost.h"
+#include "../proxy/batch/instance_state.h"
 #include "instance_fields.h"
 #include "python_objects.h"
 

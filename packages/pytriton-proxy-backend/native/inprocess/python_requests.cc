@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../proxy/wire/protocol.h"
 #include "../python/numpy_abi.h"
 #include "python_objects.h"
 #include "requests.h"

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "../proxy/wire/record.h"
+
 namespace pytriton {
 namespace {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/triton_util.h"
+#include "../proxy/triton/triton_util.h"
 #include "instance_fields.h"
 
 namespace pytriton {

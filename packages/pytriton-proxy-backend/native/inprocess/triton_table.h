@@ -4,7 +4,7 @@
 // namespace does not link.
 #pragma once
 
-#include "../proxy/triton_api.h"
+#include "../proxy/triton/triton_api.h"
 
 #define PYTRITON_TRITON_FUNCTIONS(ENTRY)                         \
   ENTRY(TRITONSERVER_ErrorNew)                                   \

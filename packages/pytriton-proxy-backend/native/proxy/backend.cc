@@ -14,16 +14,16 @@
 #include <string>
 #include <utility>
 
-#include "batch.h"
-#include "cache_metrics.h"
-#include "calls.h"
-#include "core_cache.h"
-#include "endpoint.h"
-#include "guard_readiness.h"
-#include "json_reader.h"
+#include "batch/batch.h"
+#include "cache/cache_metrics.h"
+#include "cache/core_cache.h"
+#include "calls/calls.h"
+#include "link/endpoint.h"
 #include "python_model.h"
-#include "settings.h"
-#include "triton_util.h"
+#include "text/json_reader.h"
+#include "triton/guard_readiness.h"
+#include "triton/triton_util.h"
+#include "wire/settings.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
 

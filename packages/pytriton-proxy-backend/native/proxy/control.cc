@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "errno_text.h"
+#include "text/errno_text.h"
 
 namespace pytriton {
 

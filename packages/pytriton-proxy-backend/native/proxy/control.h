@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "shared_limits.h"
+#include "wire/shared_limits.h"
 
 namespace pytriton {
 

@@ -9,11 +9,11 @@
 #include <cstdlib>
 #include <utility>
 
-#include "cache_metrics.h"
-#include "calls.h"
-#include "core_cache.h"
-#include "errno_text.h"
-#include "triton_util.h"
+#include "cache/cache_metrics.h"
+#include "cache/core_cache.h"
+#include "calls/calls.h"
+#include "text/errno_text.h"
+#include "triton/triton_util.h"
 
 namespace pytriton {
 

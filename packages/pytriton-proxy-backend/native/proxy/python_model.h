@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "control.h"
-#include "endpoint.h"
-#include "settings.h"
-#include "triton_api.h"
+#include "link/endpoint.h"
+#include "triton/triton_api.h"
+#include "wire/settings.h"
 
 namespace pytriton {
 

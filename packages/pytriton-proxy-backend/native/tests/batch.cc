@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/batch.h"
-#include "../proxy/triton_util.h"
+#include "../proxy/batch/batch.h"
+#include "../proxy/triton/triton_util.h"
 #include "check.h"
 #include "triton_failures.h"
 

@@ -32,8 +32,8 @@
 #include <vector>
 
 #define PYTRITON_DOUBLE_HAS_ERRORS
-#include "../proxy/arena.h"
-#include "../proxy/calls.h"
+#include "../proxy/calls/calls.h"
+#include "../proxy/wire/arena.h"
 #include "check.h"
 #include "messages.h"
 #include "triton_double.h"

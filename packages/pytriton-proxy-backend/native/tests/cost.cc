@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/cost.h"
+#include "../proxy/batch/cost.h"
 #include "check.h"
 
 using namespace pytriton;

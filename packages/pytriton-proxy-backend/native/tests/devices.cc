@@ -5,7 +5,7 @@
 #include <map>
 #include <thread>
 
-#include "../proxy/triton_util.h"
+#include "../proxy/triton/triton_util.h"
 #include "fake_cuda.h"
 #include "random_batches.h"
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "../proxy/endpoint.h"
+#include "../proxy/link/endpoint.h"
 #include "check.h"
 #include "messages.h"
 #include "triton_double.h"

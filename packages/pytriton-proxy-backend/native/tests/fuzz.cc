@@ -9,8 +9,8 @@
 #include <random>
 #include <string>
 
-#include "../proxy/record.h"
-#include "../proxy/settings.h"
+#include "../proxy/wire/record.h"
+#include "../proxy/wire/settings.h"
 #include "check.h"
 
 using namespace pytriton;

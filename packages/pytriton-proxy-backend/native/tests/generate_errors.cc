@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../guard/answers/generate_errors.h"
-#include "../proxy/json_reader.h"
-#include "../proxy/utf8.h"
+#include "../proxy/text/json_reader.h"
+#include "../proxy/text/utf8.h"
 #include "check.h"
 
 using namespace pytriton;

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-#include "../proxy/record.h"
+#include "../proxy/wire/record.h"
 #include "check.h"
 
 using namespace pytriton;

@@ -26,7 +26,7 @@
 
 #include "../grpc/inference.h"
 #include "../grpc/protobuf.h"
-#include "../proxy/triton_api.h"
+#include "../proxy/triton/triton_api.h"
 #include "check.h"
 #include "triton_failures.h"
 

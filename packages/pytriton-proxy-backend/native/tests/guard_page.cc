@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "../proxy/json_reader.h"
 #include "../guard/answers/page.h"
+#include "../proxy/text/json_reader.h"
 #include "check.h"
 
 using namespace pytriton;

@@ -9,13 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "../guard/limits.h"
 #include "../guard/refuse/http_scan.h"
 #include "../guard/refuse/json_scan.h"
-#include "../guard/limits.h"
 #include "../guard/refuse/late_heads.h"
 #include "../guard/refuse/shape_check.h"
-#include "../proxy/printable.h"
-#include "../proxy/shared_limits.h"
+#include "../proxy/text/printable.h"
+#include "../proxy/wire/shared_limits.h"
 #include "check.h"
 
 // Of the sanitizer, which not every compiler has a header of.

@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdio>
 
-#include "../proxy/protocol.h"
+#include "../proxy/wire/protocol.h"
 
 using namespace pytriton;
 

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "../proxy/protocol.h"
+#include "../proxy/wire/protocol.h"
 
 // Waits for the next message, without its body; false at the end of the connection. Descriptors are closed.
 inline bool ReceiveMessage(int socket, pytriton::Message* message) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/batch.h"
+#include "../proxy/batch/batch.h"
 #include "check.h"
 #include "triton_requests.h"
 

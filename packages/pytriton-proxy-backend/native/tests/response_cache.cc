@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "../proxy/response_cache.h"
+#include "../proxy/cache/response_cache.h"
 #include "check.h"
 
 using namespace pytriton;

@@ -1,5 +1,5 @@
 // When a stream pauses, when it goes on, and from when on its caller is stalled: by a guard and a clock of this test.
-#include "../proxy/stream_pace.h"
+#include "../proxy/batch/stream_pace.h"
 
 #include "check.h"
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/connection.h"
+#include "../proxy/link/connection.h"
 #include "check.h"
 #include "triton_double.h"
 

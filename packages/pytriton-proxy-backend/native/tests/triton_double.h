@@ -2,8 +2,8 @@
 // defined by the program.
 #pragma once
 
-#include "../proxy/batch.h"
-#include "../proxy/triton_util.h"
+#include "../proxy/batch/batch.h"
+#include "../proxy/triton/triton_util.h"
 
 extern "C" {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../proxy/triton_api.h"
+#include "../proxy/triton/triton_api.h"
 
 struct TRITONSERVER_Error {
   TRITONSERVER_Error_Code code;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../proxy/triton_api.h"
+#include "../proxy/triton/triton_api.h"
 #include "check.h"
 #include "triton_errors.h"
 

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <string>
 
-#include "../proxy/arena.h"
 #include "../proxy/control.h"
-#include "../proxy/record.h"
-#include "../proxy/settings.h"
+#include "../proxy/wire/arena.h"
+#include "../proxy/wire/record.h"
+#include "../proxy/wire/settings.h"
 #include "check.h"
 
 using namespace pytriton;

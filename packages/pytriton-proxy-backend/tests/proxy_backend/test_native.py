@@ -22,18 +22,25 @@ FUZZ_SEED = int(os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 # The sizes of an input that a request lacks.
 ABSENT = 2**64 - 1
 GOLDEN = Path(__file__).parents[1] / "golden"
-CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc", "stream_pace.cc"]
-ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "cost.cc", "endpoint.cc", "late_ends.cc", "response_cache.cc"]
+CONNECTION_SOURCES = ["link/connection.cc", "wire/arena.cc", "link/packet.cc", "wire/record.cc", "batch/stream_pace.cc"]
+ENDPOINT_SOURCES = [
+    *CONNECTION_SOURCES,
+    "batch/cost.cc",
+    "link/endpoint.cc",
+    "triton/late_ends.cc",
+    "cache/response_cache.cc",
+]
 CALLS_SOURCES = [
     *ENDPOINT_SOURCES,
-    *("calls.cc", "readiness.cc"),
+    *("calls/calls.cc", "triton/readiness.cc"),
     *(f"calls/{name}.cc" for name in ("caller", "inference", "metrics", "models")),
 ]
 BATCH_SOURCES = [
-    *("batch.cc", "arena.cc", "cost.cc", "devices.cc", "input_ranks.cc", "json_reader.cc", "late_ends.cc"),
-    *("record.cc", "response_cache.cc", "stream_pace.cc"),
+    *(f"batch/{name}.cc" for name in ("batch", "cost", "input_ranks", "stream_pace")),
+    *("cache/response_cache.cc", "text/json_reader.cc", "triton/devices.cc", "triton/late_ends.cc"),
+    *("wire/arena.cc", "wire/record.cc"),
 ]
-LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
+LIBRARY_SOURCES = ["wire/arena.cc", "control.cc", "wire/record.cc", "wire/settings.cc"]
 GUARD_SOURCES = [
     "../guard/limits.cc",
     *(f"../guard/refuse/{name}.cc" for name in ("http_scan", "json_scan", "request_text", "shape_check")),
@@ -41,12 +48,12 @@ GUARD_SOURCES = [
 GENERATE_SOURCES = [
     "../guard/answers/generate_errors.cc",
     "../guard/refuse/request_text.cc",
-    "json_reader.cc",
+    "text/json_reader.cc",
 ]
 RESPONSE_SOURCES = [f"../guard/answers/{name}.cc" for name in ("generate_answer", "http_response")]
 NATIVE = Path(__file__).parents[2] / "native"
 ALL_GUARD_SOURCES = [
-    "json_reader.cc",
+    "text/json_reader.cc",
     *sorted(
         f"../{path.relative_to(NATIVE)}" for folder in ("guard", "grpc") for path in (NATIVE / folder).rglob("*.cc")
     ),
@@ -96,7 +103,7 @@ def test_batches_by_cost(compile_native: Callable[..., Path], run_program: Calla
     cases = [_costs(chance, number % 40) for number in range(600)]
     path = tmp_path / "cases"
     path.write_text("".join(f"{_case_text(case)}\n" for case in cases))
-    lines = run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).splitlines()
+    lines = run_program(compile_native("cost.cc", ["batch/cost.cc"], "memory"), path).splitlines()
     for (limit, overhead, packed, _, requests), line in zip(cases, lines, strict=True):
         found = [[int(place) for place in batch.split()] for batch in line.split(";")[:-1]]
         assert found == cut(requests, limit, overhead, packed=packed)
@@ -111,7 +118,14 @@ def test_sizes_that_no_number_holds_cost_more_than_any_limit(
 ) -> None:
     path = tmp_path / "cases"
     path.write_text(f"{1 << 62} 1 0 1 2 3  1 {1 << 40} {1 << 40}  4294967295 {1 << 63} 3  1 1 1\n")
-    assert run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).split() == ["0", ";", "1", ";", "2", ";"]
+    assert run_program(compile_native("cost.cc", ["batch/cost.cc"], "memory"), path).split() == [
+        "0",
+        ";",
+        "1",
+        ";",
+        "2",
+        ";",
+    ]
 
 
 def test_the_other_sizes_of_an_empty_input_count(
@@ -120,7 +134,13 @@ def test_the_other_sizes_of_an_empty_input_count(
     path = tmp_path / "cases"
     path.write_text(f"200 100 0 1 2 3  1 0 90  1 0 90000  1 {ABSENT} {ABSENT}\n")
     assert cut([Sizes(1, ((0, 90),)), Sizes(1, ((0, 90_000),)), Sizes(1, (None,))], 200, 100) == [[0, 2], [1]]
-    assert run_program(compile_native("cost.cc", ["cost.cc"], "memory"), path).split() == ["0", "2", ";", "1", ";"]
+    assert run_program(compile_native("cost.cc", ["batch/cost.cc"], "memory"), path).split() == [
+        "0",
+        "2",
+        ";",
+        "1",
+        ";",
+    ]
 
 
 def _costs(chance: random.Random, count: int) -> tuple[int, int, bool, list[int], list[Sizes]]:
@@ -152,11 +172,11 @@ def _case_text(case: tuple[int, int, bool, list[int], list[Sizes]]) -> str:
 def test_answers_that_are_kept(
     sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    run_program(compile_native("response_cache.cc", ["response_cache.cc"], sanitizer), FUZZ_SEED, 20_000)
+    run_program(compile_native("response_cache.cc", ["cache/response_cache.cc"], sanitizer), FUZZ_SEED, 20_000)
 
 
 def test_golden_vectors(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("golden.cc", ["record.cc"], "memory"), GOLDEN)
+    run_program(compile_native("golden.cc", ["wire/record.cc"], "memory"), GOLDEN)
 
 
 def test_traces(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
@@ -191,7 +211,8 @@ def test_batches_where_any_function_of_triton_fails(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
     sources = [
-        f"{name}.cc" for name in ("batch", "cost", "devices", "late_ends", "record", "response_cache", "stream_pace")
+        *("batch/batch.cc", "batch/cost.cc", "batch/stream_pace.cc", "cache/response_cache.cc"),
+        *("triton/devices.cc", "triton/late_ends.cc", "wire/record.cc"),
     ]
     run_program(compile_native("batch.cc", sources, "memory"))
 
@@ -199,7 +220,7 @@ def test_batches_where_any_function_of_triton_fails(
 def test_requests_in_process_where_any_function_of_triton_fails(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    run_program(compile_native("requests.cc", ["../inprocess/requests.cc", "record.cc"], "memory"))
+    run_program(compile_native("requests.cc", ["../inprocess/requests.cc", "wire/record.cc"], "memory"))
 
 
 def test_models_that_say_whether_they_are_ready(
@@ -243,7 +264,9 @@ def test_errors_of_generate(
 
 
 def test_guard_page(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("guard_page.cc", ["../guard/answers/page.cc", "json_reader.cc"], "memory"), FUZZ_SEED)
+    run_program(
+        compile_native("guard_page.cc", ["../guard/answers/page.cc", "text/json_reader.cc"], "memory"), FUZZ_SEED
+    )
 
 
 def test_guard_answers(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
@@ -268,7 +291,7 @@ def test_guard_backlog(sanitizer: str, compile_native: Callable[..., Path], run_
 
 
 def test_stream_pace(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    run_program(compile_native("stream_pace.cc", ["stream_pace.cc"], "memory"))
+    run_program(compile_native("stream_pace.cc", ["batch/stream_pace.cc"], "memory"))
 
 
 def test_guard_ends_an_orphan_that_heeds_no_signal(
@@ -342,5 +365,5 @@ def test_guard_leaves_children_alone(
 
 @pytest.mark.timeout(FUZZ_S + 1800)
 def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    program = compile_native("fuzz.cc", ["record.cc", "settings.cc"], "memory")
+    program = compile_native("fuzz.cc", ["wire/record.cc", "wire/settings.cc"], "memory")
     run_program(program, FUZZ_S / 2, FUZZ_SEED, GOLDEN, timeout_s=FUZZ_S + 600)

@@ -21,7 +21,7 @@ PYTHON = [
 ]
 WRITTEN = "// Written by `python3 tools/dev.py reference`"
 # The numbers of the protocol stand in both languages, and test_protocol_document.py compares each of them.
-COMPARED = {NATIVE / "proxy" / "protocol.h", PYTHON[0] / "wire" / "layout.py"}
+COMPARED = {NATIVE / "proxy" / "wire" / "protocol.h", PYTHON[0] / "wire" / "layout.py"}
 SCALES = {"S": 1e9, "SECONDS": 1e9, "MS": 1e6, "US": 1e3, "NS": 1.0, "BYTES": 1.0}
 CONSTANT = re.compile(r"^\s*(?:static )?constexpr [\w:]+ k(\w+) = ([^;\"]+);", re.MULTILINE)
 TEXT = re.compile(r'"((?:PYTRITON_|pytriton[-_.])[\w.-]+)"')

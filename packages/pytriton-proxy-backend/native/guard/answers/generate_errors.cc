@@ -6,8 +6,8 @@
 #include <map>
 #include <utility>
 
-#include "../../proxy/printable.h"
-#include "../../proxy/json_reader.h"
+#include "../../proxy/text/json_reader.h"
+#include "../../proxy/text/printable.h"
 
 namespace pytriton::guard {
 namespace {

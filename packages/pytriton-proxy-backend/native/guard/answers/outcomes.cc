@@ -8,8 +8,8 @@
 #include <cstring>
 #include <functional>
 
-#include "../../proxy/shared_limits.h"
-#include "../../proxy/triton_api.h"
+#include "../../proxy/triton/triton_api.h"
+#include "../../proxy/wire/shared_limits.h"
 
 namespace pytriton::guard {
 

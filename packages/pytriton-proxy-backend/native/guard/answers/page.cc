@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../../proxy/json_reader.h"
+#include "../../proxy/text/json_reader.h"
 
 namespace pytriton::guard {
 namespace {

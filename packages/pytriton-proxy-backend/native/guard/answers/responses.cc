@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "../../proxy/text/json_reader.h"
 #include "../frontend/callers.h"
 #include "../hooks.h"
 #include "../protections.h"
 #include "../refuse/held_back.h"
 #include "../refuse/http_requests.h"
 #include "generate_answer.h"
-#include "../../proxy/json_reader.h"
 #include "questions.h"
 
 namespace pytriton::guard {

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "../../grpc/front_end.h"
+#include "../../proxy/text/json_reader.h"
 #include "../in_force.h"
 #include "../refuse/shape_check.h"
 #include "generate_answer.h"
-#include "../../proxy/json_reader.h"
 
 namespace pytriton::guard {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "../../proxy/shared_limits.h"
+#include "../../proxy/wire/shared_limits.h"
 #include "../in_force.h"
 #include "../protections.h"
 #include "compressed.h"

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "../../proxy/printable.h"
-#include "../../proxy/shared_limits.h"
+#include "../../proxy/text/printable.h"
+#include "../../proxy/wire/shared_limits.h"
 
 namespace pytriton::guard {
 

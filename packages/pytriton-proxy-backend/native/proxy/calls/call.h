@@ -7,10 +7,10 @@
 #include <mutex>
 #include <string>
 
-#include "../arena.h"
-#include "../late_ends.h"
-#include "../protocol.h"
-#include "../triton_util.h"
+#include "../triton/late_ends.h"
+#include "../triton/triton_util.h"
+#include "../wire/arena.h"
+#include "../wire/protocol.h"
 
 namespace pytriton {
 

@@ -16,12 +16,12 @@
 #include <thread>
 #include <utility>
 
-#include "../arena.h"
-#include "../calls.h"
-#include "../errno_text.h"
-#include "../packet.h"
-#include "../record.h"
+#include "../link/packet.h"
+#include "../text/errno_text.h"
+#include "../wire/arena.h"
+#include "../wire/record.h"
 #include "call.h"
+#include "calls.h"
 #include "failure.h"
 #include "inference.h"
 #include "metrics.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../triton_api.h"
-#include "../triton_util.h"
+#include "../triton/triton_api.h"
+#include "../triton/triton_util.h"
 
 namespace pytriton {
 

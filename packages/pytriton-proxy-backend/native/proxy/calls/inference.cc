@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "../batch/parameters.h"
 #include "caller.h"
 
 namespace pytriton {

@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "../calls.h"
-#include "../record.h"
-#include "../triton_util.h"
+#include "../triton/triton_util.h"
+#include "../wire/record.h"
 #include "call.h"
+#include "calls.h"
 #include "failure.h"
 
 namespace pytriton {

@@ -5,9 +5,9 @@
 #include <map>
 #include <string>
 
-#include "../protocol.h"
-#include "../record.h"
-#include "../triton_api.h"
+#include "../triton/triton_api.h"
+#include "../wire/protocol.h"
+#include "../wire/record.h"
 #include "failure.h"
 
 namespace pytriton {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "../calls.h"
-#include "../record.h"
+#include "../wire/record.h"
+#include "calls.h"
 #include "failure.h"
 
 namespace pytriton {

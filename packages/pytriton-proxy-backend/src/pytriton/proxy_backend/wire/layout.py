@@ -1,6 +1,6 @@
 """Protocol 1 in Python: every number that crosses the process border.
 
-`docs/protocol.md` is the normative text and `native/proxy/protocol.h` the twin in C++; the golden vectors in
+`docs/protocol.md` is the normative text and `native/proxy/wire/protocol.h` the twin in C++; the golden vectors in
 `tests/golden` are read by both. All numbers are little-endian. A record in an arena looks like this::
 
     0            64                     tensors_offset                        metadata_length

@@ -1,6 +1,6 @@
 """Limits that Python and C++ obey alike, beside the numbers of the protocol in `layout.py`.
 
-`python3 tools/dev.py reference` writes `native/proxy/shared_limits.h` from them. Times are in seconds here and in
+`python3 tools/dev.py reference` writes `native/proxy/wire/shared_limits.h` from them. Times are in seconds here and in
 nanoseconds there.
 """
 

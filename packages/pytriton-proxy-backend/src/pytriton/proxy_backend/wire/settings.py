@@ -3,7 +3,7 @@
 They travel from `ModelConfig` or the command `add` through a side file to a proxy, and some of them in the greeting on
 to its workers; `proxy_backend/settings.py` has what one proxy alone needs. From these classes come the side files and
 their checks, the options of `add`, and, written by `python3 tools/dev.py reference`, the table of the native proxy
-(`native/proxy/settings_table.h`) and those in `docs/`.
+(`native/proxy/wire/settings_table.h`) and those in `docs/`.
 
 A time is in seconds here, and in whole milliseconds in `pytriton.conf` and in greetings. What is not set is `None`
 here, and 0 or an empty text there.

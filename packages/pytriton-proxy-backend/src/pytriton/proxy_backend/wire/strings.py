@@ -30,7 +30,7 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
     unpack = _LENGTH.unpack_from
     at = 0
     end = len(payload)
-    # `WrongStrings` in native/proxy/record.cc says the same.
+    # `WrongStrings` in native/proxy/wire/record.cc says the same.
     for index in range(count):
         if at + 4 > end:
             raise ValueError(f"string {index} of {count}: expected 4 bytes for its length, got {end - at}")

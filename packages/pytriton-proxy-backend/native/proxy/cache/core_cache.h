@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "triton_api.h"
+#include "../triton/triton_api.h"
 
 namespace pytriton {
 

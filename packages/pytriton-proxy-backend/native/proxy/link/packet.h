@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "protocol.h"
+#include "../wire/protocol.h"
 
 namespace pytriton {
 

@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "../cache/response_cache.h"
+#include "../triton/late_ends.h"
+#include "../wire/settings.h"
 #include "connection.h"
-#include "late_ends.h"
-#include "response_cache.h"
-#include "settings.h"
 
 namespace pytriton {
 

@@ -18,8 +18,8 @@
 #include <functional>
 #include <utility>
 
-#include "errno_text.h"
-#include "triton_util.h"
+#include "../text/errno_text.h"
+#include "../triton/triton_util.h"
 
 namespace pytriton {
 

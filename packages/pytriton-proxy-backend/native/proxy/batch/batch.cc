@@ -8,7 +8,8 @@
 #include <numeric>
 #include <utility>
 
-#include "triton_util.h"
+#include "../triton/triton_util.h"
+#include "parameters.h"
 
 namespace pytriton {
 

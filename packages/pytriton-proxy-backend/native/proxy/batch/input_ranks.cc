@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "json_reader.h"
+#include "../text/json_reader.h"
 
 namespace pytriton {
 

@@ -11,14 +11,14 @@
 #include <mutex>
 #include <string>
 
-#include "arena.h"
-#include "batch.h"
+#include "../batch/batch.h"
+#include "../triton/triton_util.h"
+#include "../wire/arena.h"
+#include "../wire/protocol.h"
+#include "../wire/record.h"
+#include "../wire/settings.h"
 #include "pace.h"
 #include "packet.h"
-#include "protocol.h"
-#include "record.h"
-#include "settings.h"
-#include "triton_util.h"
 
 namespace pytriton {
 

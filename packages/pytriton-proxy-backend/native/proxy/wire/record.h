@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "../triton/devices.h"
 #include "arena.h"
-#include "devices.h"
 #include "protocol.h"
 
 namespace pytriton {

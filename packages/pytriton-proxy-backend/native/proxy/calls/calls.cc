@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "calls/caller.h"
-#include "calls/inference.h"
+#include "caller.h"
+#include "inference.h"
 
 namespace pytriton {
 

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "errno_text.h"
+#include "../text/errno_text.h"
 #include "protocol.h"
 
 // glibc declares these only after version 2.17, for which release wheels are built.

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "json_reader.h"
-#include "triton_util.h"
+#include "../text/json_reader.h"
+#include "../triton/triton_util.h"
 
 namespace pytriton {
 

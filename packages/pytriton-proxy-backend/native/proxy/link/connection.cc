@@ -11,8 +11,8 @@
 #include <optional>
 #include <utility>
 
-#include "errno_text.h"
-#include "triton_util.h"
+#include "../text/errno_text.h"
+#include "../triton/triton_util.h"
 
 namespace pytriton {
 

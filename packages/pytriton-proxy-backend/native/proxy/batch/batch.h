@@ -9,17 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "arena.h"
+#include "../cache/response_cache.h"
+#include "../triton/devices.h"
+#include "../triton/late_ends.h"
+#include "../triton/triton_api.h"
+#include "../wire/arena.h"
+#include "../wire/record.h"
+#include "../wire/settings.h"
 #include "cost.h"
-#include "devices.h"
 #include "input_ranks.h"
 #include "instance_state.h"
-#include "late_ends.h"
-#include "record.h"
-#include "response_cache.h"
-#include "settings.h"
 #include "stream_pace.h"
-#include "triton_api.h"
 
 namespace pytriton {
 

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "settings.h"
+#include "../wire/settings.h"
 
 namespace pytriton {
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <mutex>
 
-#include "devices.h"
+#include "../cache/response_cache.h"
+#include "../triton/devices.h"
 #include "input_ranks.h"
-#include "response_cache.h"
 
 namespace pytriton {
 

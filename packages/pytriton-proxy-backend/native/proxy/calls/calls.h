@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "endpoint.h"
-#include "readiness.h"
-#include "settings.h"
-#include "triton_api.h"
+#include "../link/endpoint.h"
+#include "../triton/readiness.h"
+#include "../triton/triton_api.h"
+#include "../wire/settings.h"
 
 namespace pytriton {
 

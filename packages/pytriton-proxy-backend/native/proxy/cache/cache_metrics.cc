@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "triton_util.h"
+#include "../triton/triton_util.h"
 
 namespace pytriton {
 
