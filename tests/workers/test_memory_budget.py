@@ -576,8 +576,8 @@ def test_what_models_under_a_budget_take_is_to_be_seen() -> None:
         assert re.search(r"ready, \d+(\.\d)? MiB, woken 1 time in \S+ s \(p95 \S+ s\), ", str(told))
         assert re.search(r"memory of worker processes: [\d.]+ MiB of 150 MiB$", str(told))
         listed = subprocess.run(
-            [sys.executable, "-m", "pytriton", "models", str(triton.http_url), f"--metrics-port={metrics.port}",
-             f"--access-token={triton.get_access_token()}"],
+            # The command finds the token and the port of the metrics where the server has left them.
+            [sys.executable, "-m", "pytriton", "models", str(triton.http_url)],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         assert re.search(r"^a +READY .* 1 of 1 +[\d.]+ MiB +\d+ (s|min) ago +1 x \S+ s  ", listed, re.MULTILINE), listed

@@ -15,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from pytriton.client import ModelClient, ModelSpec, TlsSettings
+    from pytriton.client.management import TritonUrl
     from pytriton.server.control.http import Control
 
 _TOKEN_ADVICE = "The server asks for its access token: --access-token, or the variable PYTRITON_ACCESS_TOKEN"
@@ -24,6 +25,7 @@ _DEFAULT_URL = "localhost:8000"
 _NOT_OF_TRITON = ("<", "{", "[")
 # Triton says this if a model or a version does not exist or is not loaded.
 _UNKNOWN_TEXT = "unknown model"
+_TRITONS_METRICS_PORT = 8002
 
 Url = Annotated[
     str,
@@ -47,8 +49,14 @@ def models(
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     metrics_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The port of its page of metrics, which says which models sleep.")
-    ] = 8002,
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="The port of its page of metrics, which says which models sleep. By default the port of a server of "
+            "yours on this host, else 8002.",
+        ),
+    ] = None,
     openapi: Annotated[
         bool, typer.Option("--openapi", help="Print an OpenAPI document: what JSON the models take and give.")
     ] = False,
@@ -70,7 +78,7 @@ def models(
         if openapi:
             typer.echo(json.dumps(describe_openapi(found, parsed.with_scheme), indent=2))
         else:
-            asleep, uses = read_sleep(parsed.hostname, metrics_port)
+            asleep, uses = read_sleep(parsed.hostname, metrics_port or _find_metrics_port(parsed))
             found = [replace(with_sleep(each, asleep), use=uses.get(each.name)) for each in found]
             typer.echo(models_as_json(found) if as_json else models_as_text(found))
 
@@ -252,6 +260,13 @@ def _connect(url: str, access_token: str | None, ca_file: Path | None) -> "Contr
 
     parsed, access_token = use_token(TritonUrl.from_url(url), access_token)
     return connect(parsed, access_token, check_tls(_tls(ca_file), parsed))
+
+
+def _find_metrics_port(url: "TritonUrl") -> int:
+    from pytriton.server.control.local_token import find_token
+
+    found = find_token(url)
+    return (found.metrics_port if found else None) or _TRITONS_METRICS_PORT
 
 
 def _tls(ca_file: Path | None) -> "TlsSettings | None":

@@ -220,3 +220,11 @@ def test_nothing_is_left_where_the_start_is_interrupted(name: str, home: Path, m
             pass
     assert list((home / "tokens").iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize("port", [None, 8102])
+def test_the_port_of_metrics_is_left_beside_the_token(port: int | None) -> None:
+    with leave_token("secret", URLS, port):
+        left = find_token(TritonUrl.from_url("localhost:8123"))
+    assert left is not None
+    assert left.metrics_port == port

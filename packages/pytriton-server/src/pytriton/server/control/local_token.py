@@ -18,7 +18,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
 from pytriton.proxy_backend.system.home import HomeError, default_home
@@ -34,17 +34,31 @@ _NAME = re.compile(r"(\.?)([0-9a-f]{16})-[0-9a-f]{16}")
 _MOST_BYTES = 16 * 1024
 _ATTEMPTS = 10
 
-_Left = tuple[list[str], str]
+
+class FoundToken(NamedTuple):
+    """What a server of this user on this host has left for its address."""
+
+    url: "TritonUrl"
+    token: str
+    metrics_port: int | None
+
+
+class _Left(NamedTuple):
+    urls: list[str]
+    token: str
+    metrics_port: int | None
 
 
 @contextlib.contextmanager
-def leave_token(token: str, urls: Sequence[str]) -> Iterator[Path | None]:
-    """Leave the token of a running server for other processes of this user until the block ends.
+def leave_token(token: str, urls: Sequence[str], metrics_port: int | None = None) -> Iterator[Path | None]:
+    """Leave the token of a running server, and the port of its metrics, for other processes of this user.
+
+    It is removed when the block ends.
 
     Yields the file, or None if it cannot be written.
     """
     try:
-        file = _TokenFile(json.dumps({"urls": list(urls), "token": token}))
+        file = _TokenFile(json.dumps({"urls": list(urls), "token": token, "metrics_port": metrics_port}))
     except (OSError, HomeError) as error:
         logger.debug("The access token is left nowhere: %s", error)
         yield None
@@ -57,13 +71,14 @@ def leave_token(token: str, urls: Sequence[str]) -> Iterator[Path | None]:
 
 def use_token(url: "TritonUrl", access_token: str | None) -> tuple["TritonUrl", str | None]:
     """Return the address and the token to ask a server with: those given, or else those that `find_token` finds."""
-    return (None if access_token else find_token(url)) or (url, access_token)
+    found = None if access_token else find_token(url)
+    return (url, access_token) if found is None else (found.url, found.token)
 
 
-def find_token(url: "TritonUrl") -> tuple["TritonUrl", str] | None:
+def find_token(url: "TritonUrl") -> FoundToken | None:
     """Find the token that a server of this user on this host has left.
 
-    Returns the address at which it listens, and the token; None if there is none.
+    Returns where it listens, the token, and the port of its metrics if it has one; None if there is no such server.
     """
     # Imported late, because a server that leaves its token needs no client.
     from pytriton.client.exceptions import PyTritonClientInvalidUrlError
@@ -74,9 +89,9 @@ def find_token(url: "TritonUrl") -> tuple["TritonUrl", str] | None:
             all_left = _read_all(folder)
     except (OSError, HomeError):
         return None
-    for urls, token in all_left:
+    for left in all_left:
         try:
-            addresses = [TritonUrl.from_url(each) for each in urls]
+            addresses = [TritonUrl.from_url(each) for each in left.urls]
         except PyTritonClientInvalidUrlError as error:
             logger.debug("A server has left no addresses: %s", error)
             continue
@@ -85,7 +100,8 @@ def find_token(url: "TritonUrl") -> tuple["TritonUrl", str] | None:
                 url.hostname == "localhost" and _is_loopback(address.hostname)
             )
             if is_meant and (url.scheme, url.port) == (address.scheme, address.port) and not url.path:
-                return dataclasses.replace(url, hostname=address.hostname, trust_env=False), token
+                own_url = dataclasses.replace(url, hostname=address.hostname, trust_env=False)
+                return FoundToken(own_url, left.token, left.metrics_port)
     return None
 
 
@@ -213,7 +229,10 @@ def _read(name: str, folder: int, *, is_finished: bool) -> _Left | None:
 
 def _parse(text: bytes) -> _Left:
     said = json.loads(text)
-    urls, token = said["urls"], said["token"]
-    if not isinstance(urls, list) or not isinstance(token, str):
-        raise TypeError(f"expected a list of URLs and a token, got {urls!r:.100} and one of {type(token)}")
-    return urls, token
+    # Servers of older versions leave no port.
+    urls, token, metrics_port = said["urls"], said["token"], said.get("metrics_port")
+    if not isinstance(urls, list) or not isinstance(token, str) or not isinstance(metrics_port, int | None):
+        raise TypeError(
+            f"expected URLs, a token and a port, got {urls!r:.100}, one of {type(token)}, {metrics_port!r:.20}"
+        )
+    return _Left(urls, token, metrics_port)

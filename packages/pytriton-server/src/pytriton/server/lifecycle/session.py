@@ -190,7 +190,8 @@ class ServerSession:
         if token is not None:
             urls = client_urls(self._server.config, ports)
             of_inference = [urls[name] for name in ("http", "grpc") if name in urls]
-            self.token_path = self._left_token.enter_context(leave_token(token, of_inference))
+            metrics_port = ports.metrics.port if ports.metrics else None
+            self.token_path = self._left_token.enter_context(leave_token(token, of_inference, metrics_port))
 
     def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Wait until a server that answers serves all models."""
