@@ -124,102 +124,129 @@ def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution
     return make_traced_execution(service, batch, tracer)
 
 
-async def serve_async(service: Service, source: BatchSource, on_failure: OnFailure) -> None:  # noqa: C901
+async def serve_async(service: Service, source: BatchSource, on_failure: OnFailure) -> None:
     """Serve an asynchronous callable until the connection closes, with as many batches at once as come."""
-    import asyncio
+    await _AsyncLoop(service, source, on_failure).serve()
 
-    own_tracer = worker_tracer()
-    loop = asyncio.get_running_loop()
-    closed: asyncio.Future[None] = loop.create_future()
-    something_came = asyncio.Event()
-    tasks: dict[int, asyncio.Task[None]] = {}
-    waiting: dict[int, set[int]] = {}  # requests of a batch whose callers still wait
-    cancelled: list[tuple[int, int]] = []  # read, and maybe ahead of the batch that was read with them
 
-    def end(error: BaseException | None) -> None:
-        if closed.done():
+class _AsyncLoop:
+    """The batches of an asynchronous callable, each of which is a task of the running loop."""
+
+    def __init__(self, service: Service, source: BatchSource, on_failure: OnFailure) -> None:
+        import asyncio
+
+        self._service = service
+        self._source = source
+        self._on_failure = on_failure
+        self._own_tracer = worker_tracer()
+        self._loop = asyncio.get_running_loop()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._something_came = asyncio.Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, set[int]] = {}  # requests of a batch whose callers still wait
+        # Cancellations that were read. Some may be ahead of their batch, which was read with them.
+        self._cancelled: list[tuple[int, int]] = []
+
+    async def serve(self) -> None:
+        """Start, run until the connection closes or fails, and stop."""
+        ticking = self._start()
+        try:
+            self._read()
+            await self._closed
+        finally:
+            await self._stop(ticking)
+
+    def _start(self) -> asyncio.Task[None]:
+        begin(self._service, self._source, self._cancelled)
+        if self._service.model.decoupled:
+            # What all streams give in one turn of the loop goes in one message.
+            self._service.together = self._source.together(lambda: self._loop.call_soon(self._flush))
+        self._loop.add_reader(self._source.fileno(), self._read)
+        return self._loop.create_task(self._tick())
+
+    async def _stop(self, ticking: asyncio.Task[None]) -> None:
+        self._loop.remove_reader(self._source.fileno())
+        ticking.cancel()
+        running = list(self._tasks.values())
+        for task in running:
+            task.cancel()
+        await _ended([ticking, *running])
+        self._service.together = None
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._closed.done():
             return
         if error is None:
-            closed.set_result(None)
+            self._closed.set_result(None)
         else:
-            closed.set_exception(error)
+            self._closed.set_exception(error)
 
-    def read() -> None:
-        something_came.set()
+    def _read(self) -> None:
+        """Take what has come, and begin a task for each batch."""
+        self._something_came.set()
         try:
-            batches = source.poll()
+            batches = self._source.poll()
         except Exception as error:
-            end(error)
+            self._end(error)
             return
         if batches is None:
-            end(None)
+            self._end(None)
             return
         while batches:
-            batch = batches.pop(0)
-            number = batch.number
-            waiting[number] = set(range(len(batch.rows)))
-            execution = make_execution(service, batch, own_tracer)
-            # The loop's task factory is not used: one that the callable has set may run the task to its end before it
-            # is noted.
-            tasks[number] = asyncio.Task(run(execution, number), loop=loop)
-            del batch, execution
-        if cancelled:
+            self._begin_batch(batches.pop(0))
+        if self._cancelled:
             # After the first step of every task: one that is cancelled before it would never answer.
-            loop.call_soon(cancel)
+            self._loop.call_soon(self._cancel)
 
-    async def run(execution: Execution, number: int) -> None:
+    def _begin_batch(self, batch: Batch) -> None:
+        import asyncio
+
+        self._waiting[batch.number] = set(range(len(batch.rows)))
+        execution = make_execution(self._service, batch, self._own_tracer)
+        # The loop's task factory is not used: one that the callable has set may run the task to its end before it is
+        # noted.
+        self._tasks[batch.number] = asyncio.Task(self._run(execution, batch.number), loop=self._loop)
+
+    async def _run(self, execution: Execution, number: int) -> None:
         try:
             await execution.run_async()
             if execution.failure is not None:
-                on_failure(execution.failure)
+                self._on_failure(execution.failure)
         except Exception as error:
-            end(error)
+            self._end(error)
         finally:
-            tasks.pop(number, None)
-            waiting.pop(number, None)
+            self._tasks.pop(number, None)
+            self._waiting.pop(number, None)
         # Sending may have read messages while it waited for room.
-        read()
+        self._read()
 
-    def cancel() -> None:
-        while cancelled:
-            number, request = cancelled.pop(0)
-            left = waiting.get(number)
+    def _cancel(self) -> None:
+        """Cancel the tasks of the batches that no caller waits for any more."""
+        while self._cancelled:
+            number, request = self._cancelled.pop(0)
+            left = self._waiting.get(number)
             if left is None:
                 continue
             left.discard(request)
             # The other requests of the batch still want their answers.
             if not left:
-                tasks[number].cancel()
+                self._tasks[number].cancel()
 
-    async def tick() -> None:
+    async def _tick(self) -> None:
+        """Look after the source at intervals, except while there is nothing to look after."""
+        import asyncio
+
         while True:
-            await asyncio.sleep(source.tick_s)
-            source.tick()
-            if source.is_settled and not tasks:
-                something_came.clear()
-                await something_came.wait()
+            await asyncio.sleep(self._source.tick_s)
+            self._source.tick()
+            if self._source.is_settled and not self._tasks:
+                self._something_came.clear()
+                await self._something_came.wait()
 
-    def flush() -> None:
+    def _flush(self) -> None:
+        """Send what the streams have given in this turn of the loop."""
         try:
-            if service.together is not None:
-                service.together.flush()
+            if self._service.together is not None:
+                self._service.together.flush()
         except Exception as error:
-            end(error)
-
-    begin(service, source, cancelled)
-    if service.model.decoupled:
-        # What all streams give in one turn of the loop goes in one message.
-        service.together = source.together(lambda: loop.call_soon(flush))
-    loop.add_reader(source.fileno(), read)
-    ticking = loop.create_task(tick())
-    try:
-        read()
-        await closed
-    finally:
-        loop.remove_reader(source.fileno())
-        ticking.cancel()
-        running = list(tasks.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(ticking, *running, return_exceptions=True)
-        service.together = None
+            self._end(error)
