@@ -3,7 +3,7 @@
 `python3 tools/dev.py mutants PATH [TESTS ...]` runs it in an environment of its own, and `mutants show NAME` prints a
 change of the last run. A mutant is a function with one change, such as `or` for `and`. mutmut wants sources in `src/`
 of the folder that it runs in, and copies all that is there, so `.tools/mutants` gets the sources of one distribution,
-its tests, and what they use of `tests/support`.
+its tests, and what they use of `tests/support`. What `UNCHANGED` names is left as it is.
 """
 
 from __future__ import annotations
@@ -11,19 +11,37 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tomli
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".tools" / "mutants"
+MUTMUT = [sys.executable, "-m", "mutmut"]
 NO_CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 # How long a mutant may take: so many times what its tests took before, and some seconds.
 PATIENCE = {"timeout_multiplier": 30.0, "timeout_constant": 10.0}
+# The first lines of statements in which nothing is changed, because no test should hold them: the words of errors and
+# of the log, and what people see of an object in a debugger. Whether an error is raised is tested: its `if` is
+# changed like any other. Type hints and decorators need no rule, as mutmut leaves them alone by itself.
+UNCHANGED = (
+    r"^\s*raise\b",
+    r"^\s*(self\.)?_?(logger|log)\.\w+\(",
+    r"^\s*warnings\.warn\(",
+    r"^\s*def __(repr|str)__\(",
+)
+# The rooms whose tests have to notice so many of a hundred mutants, every night.
+FLOOR = 90.0
+HELD = tuple(
+    Path("packages/pytriton-proxy-backend/src/pytriton/proxy_backend", room) for room in ("wire", "protocol", "runtime")
+)
+# The exit codes that mutmut keeps of a mutant: its tests passed, there are none, or it was not tried.
+LIVES, UNTESTED, UNTRIED = (0,), (5, 33), (None, 2, 34)
 
 
 class MutantsError(Exception):
@@ -85,6 +103,7 @@ def configuration(path: Path, tests: Sequence[Path]) -> str:
         "source_paths": ["src"],
         "only_mutate": [str(chosen if chosen.suffix else chosen / "*.py")],
         "also_copy": ["packages", "tests", "docs"],
+        "do_not_mutate_patterns": list(UNCHANGED),
         "pytest_add_cli_args_test_selection": list(map(str, tests)),
         **PATIENCE,
     }
@@ -96,37 +115,87 @@ def configuration(path: Path, tests: Sequence[Path]) -> str:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run mutmut, print the score and the mutants that live, and return 1 where the score is below the floor."""
-    mutmut = [sys.executable, "-m", "mutmut"]
-    if arguments[:1] == ["show"]:
-        return subprocess.run([*mutmut, *arguments], cwd=FOLDER, check=False).returncode
-    parser = argparse.ArgumentParser(prog="python3 tools/dev.py mutants", description=__doc__.partition("\n")[0])
-    parser.add_argument("path", type=Path, help="a module or folder of sources, below packages/<distribution>/src")
-    parser.add_argument("tests", type=Path, nargs="*", help="tests of that distribution; those that mirror the sources")
-    parser.add_argument("--floor", type=float, default=0.0, help="percent of the mutants that have to be noticed")
-    parser.add_argument("--children", type=int, default=os.cpu_count(), help="mutants that are tried at a time")
-    asked = parser.parse_args(arguments)
-    try:
-        lay_out(asked.path, asked.tests or [mirrored(asked.path)])
-    except MutantsError as error:
-        parser.error(str(error))
-    code = subprocess.run([*mutmut, "run", "--max-children", str(asked.children)], cwd=FOLDER, check=False).returncode
-    if code == 0:
-        code = subprocess.run([*mutmut, "export-cicd-stats"], cwd=FOLDER, check=False).returncode
+def results() -> Iterator[tuple[str, str, int | None]]:
+    """Yield each mutant: its file below `src/`, its name, and what mutmut keeps of it."""
+    made = FOLDER / "mutants" / "src"
+    for path in sorted(made.rglob("*.meta")):
+        codes = json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
+        yield from ((str(path.relative_to(made).with_suffix("")), name, code) for name, code in codes.items())
+
+
+def sampled(count: int, seed: int) -> list[str]:
+    """Make the mutants and return the names of some, the same ones for a seed.
+
+    mutmut has no command that makes them and tries none: it makes them, measures the tests, and fails for a name that
+    no mutant has.
+
+    Raises:
+        MutantsError: If it made none.
+    """
+    subprocess.run([*MUTMUT, "run", "none"], cwd=FOLDER, check=False, capture_output=True)
+    names = sorted(name for _, name, _ in results())
+    if not names:
+        raise MutantsError("mutmut has made no mutants; run it without --sample to see why.")
+    return random.Random(seed).sample(names, min(count, len(names)))
+
+
+def report(path: Path, floor: float) -> int:
+    """Print the mutants that live, and how many were noticed in each file; return 1 where that is below the floor."""
+    tried: dict[str, list[int]] = {}
+    for file, name, code in results():
+        if code in UNTRIED:
+            continue
+        counts = tried.setdefault(file, [0, 0])
+        counts[0] += 1
+        if code in LIVES or code in UNTESTED:
+            print(f"    {name}: {'lives' if code in LIVES else 'these tests do not call it'}")
+        else:
+            counts[1] += 1
+    for file, (count, noticed) in tried.items():
+        print(f"{file}: {100 * noticed / count:.1f} % of {count}")
+    total, noticed = (sum(column) for column in zip(*tried.values(), strict=True)) if tried else (0, 0)
+    score = 100 * noticed / max(1, total)
+    print(f"{path}: {score:.1f} % of {total} mutants were noticed. `dev.py mutants show NAME` prints one.")
+    return int(score < floor)
+
+
+def try_out(path: Path, tests: Sequence[Path], asked: argparse.Namespace, floor: float) -> int:
+    """Run mutmut on a module or folder and report; return the exit code.
+
+    Raises:
+        MutantsError: If there is nothing to change, or nothing to notice it.
+    """
+    lay_out(path, tests or [mirrored(path)])
+    names = sampled(asked.sample, asked.seed) if asked.sample else []
+    command = [*MUTMUT, "run", "--max-children", str(asked.children), *names]
+    code = subprocess.run(command, cwd=FOLDER, check=False).returncode
     if code != 0:
         print("mutmut has failed: it runs the tests with the sources as they are at first, and these have to pass.")
         return code
-    listed = subprocess.run([*mutmut, "results"], cwd=FOLDER, check=True, capture_output=True, text=True).stdout
-    counts = json.loads((FOLDER / "mutants" / "mutmut-cicd-stats.json").read_text(encoding="utf-8"))
-    noticed = sum(counts[name] for name in ("killed", "timeout", "segfault", "suspicious"))
-    score = 100 * noticed / max(1, counts["total"] - counts["skipped"])
-    print(listed)
-    print(
-        f"{asked.path}: {score:.1f} % of {counts['total']} mutants were noticed; {counts['survived']} live, and "
-        f"{counts['no_tests']} are in functions that these tests do not call. `dev.py mutants show NAME` prints one."
-    )
-    return int(score < asked.floor)
+    return report(path, floor)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run mutmut, print the score and the mutants that live, and return 1 where the score is below the floor."""
+    if arguments[:1] == ["show"]:
+        return subprocess.run([*MUTMUT, *arguments], cwd=FOLDER, check=False).returncode
+    parser = argparse.ArgumentParser(prog="python3 tools/dev.py mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("path", type=Path, nargs="?", help="module or folder below packages/<distribution>/src")
+    parser.add_argument("tests", type=Path, nargs="*", help="tests of that distribution; those that mirror the sources")
+    parser.add_argument("--nightly", action="store_true", help=f"the rooms that have a floor, {FLOOR:.0f} percent")
+    parser.add_argument("--floor", type=float, default=0.0, help="percent of the mutants that have to be noticed")
+    parser.add_argument("--children", type=int, default=os.cpu_count(), help="mutants that are tried at a time")
+    parser.add_argument("--sample", type=int, metavar="COUNT", help="try so many mutants, chosen by chance")
+    parser.add_argument("--seed", type=int, default=1, help="which ones these are; 1")
+    asked = parser.parse_args(arguments)
+    if asked.nightly == (asked.path is not None):
+        parser.error("Name a module or folder, or say --nightly.")
+    try:
+        if asked.nightly:
+            return max([try_out(path, [], asked, FLOOR) for path in HELD])
+        return try_out(asked.path, asked.tests, asked, asked.floor)
+    except MutantsError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,25 +97,88 @@ def test_the_tests_of_the_nearest_folder(mutants: Any) -> None:
             mutants.mirrored(Path(path))
 
 
-def test_the_score(mutants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+# What mutmut keeps: noticed, by time, not tried, lives, without tests.
+CODES = {"one": 1, "two": 36, "three": None, "four": 0, "five": 33}
+
+
+def stand_in(mutants: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Replace mutmut by what leaves `CODES`; return the commands that it gets."""
     ran = []
 
     def run(command: list[str], cwd: Path, **_: Any) -> Any:
         ran.append(command[3:])
-        if "export-cicd-stats" in command:
-            counts = {"killed": 5, "timeout": 1, "segfault": 0, "suspicious": 0, "survived": 2, "no_tests": 2}
-            (cwd / "mutants").mkdir()
-            (cwd / "mutants" / "mutmut-cicd-stats.json").write_text(json.dumps({**counts, "skipped": 0, "total": 10}))
-        return subprocess.CompletedProcess(command, 0, stdout="one: survived")
+        kept = cwd / "mutants" / CHANGED.relative_to(PACKAGE).with_suffix(".py.meta")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"exit_code_by_key": CODES}))
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(mutants.subprocess, "run", run)
+    return ran
+
+
+def test_the_score(mutants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = stand_in(mutants, monkeypatch)
     asked = [str(CHANGED), "--children", "1", "--floor"]
-    assert mutants.main([*asked, "60"]) == 0
-    assert ran == [["run", "--max-children", "1"], ["export-cicd-stats"], ["results"]]
-    assert "one: survived\n" in (said := capsys.readouterr().out)
-    assert "60.0 % of 10 mutants were noticed; 2 live, and 2 are in functions that these tests do not call" in said
-    assert mutants.main([*asked, "61"]) == 1
+    assert mutants.main([*asked, "50"]) == 0
+    assert ran == [["run", "--max-children", "1"]]
+    said = capsys.readouterr().out
+    assert "four: lives\n" in said
+    assert "five: these tests do not call it\n" in said
+    assert "pytriton/decorators/_casts.py: 50.0 % of 4\n" in said
+    assert "50.0 % of 4 mutants were noticed" in said
+    assert mutants.main([*asked, "51"]) == 1
     settings = tomli.loads((mutants.FOLDER / "pyproject.toml").read_text())["tool"]["mutmut"]
     assert settings["only_mutate"] == ["src/pytriton/decorators/_casts.py"]
     assert settings["pytest_add_cli_args_test_selection"] == ["packages/pytriton-decorators/tests/decorators"]
     assert (mutants.FOLDER / "src/pytriton/decorators/_casts.py").is_file()
+
+
+def test_a_sample_is_the_same_for_a_seed(mutants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = stand_in(mutants, monkeypatch)
+    chosen = []
+    for seed in ("1", "1", "2"):
+        assert mutants.main([str(CHANGED), "--children", "1", "--sample", "2", "--seed", seed]) == 0
+        assert ran[-2:-1] == [["run", "none"]]
+        chosen.append(ran[-1][3:])
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert all(len(set(names)) == 2 and set(names) <= set(CODES) for names in chosen)
+
+
+def test_the_nightly_run_fails_for_one_room_below_the_floor(
+    mutants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {mutants.HELD[1]: 1}
+    tried = []
+
+    def try_out(path: Path, tests: list[Path], _asked: Any, floor: float) -> int:
+        tried.append((path, tests, floor))
+        return scores.get(path, 0)
+
+    monkeypatch.setattr(mutants, "try_out", try_out)
+    assert mutants.main(["--nightly"]) == 1
+    assert tried == [(path, [], 90.0) for path in mutants.HELD]
+    scores.clear()
+    assert mutants.main(["--nightly"]) == 0
+    for wrong in ([], ["--nightly", str(CHANGED)]):
+        with pytest.raises(SystemExit, match="2"):
+            mutants.main(wrong)
+        assert "Name a module or folder, or say --nightly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "is_changed"),
+    [
+        ("    raise ProtocolError(f'{count} requests')", False),
+        ("    raise", False),
+        ("    logger.warning('a worker is lost')", False),
+        ("    self._log.debug('x')", False),
+        ("    warnings.warn('old', stacklevel=2)", False),
+        ("    def __repr__(self) -> str:", False),
+        ("    if count == 0:", True),
+        ("    raised = 1", True),
+        ("    return log(2)", True),
+        ("    def __len__(self) -> int:", True),
+    ],
+)
+def test_what_no_test_should_hold_is_not_changed(mutants: Any, line: str, is_changed: bool) -> None:
+    assert any(re.search(pattern, line) for pattern in mutants.UNCHANGED) is not is_changed
