@@ -24,23 +24,27 @@ logger = logging.getLogger(__name__)
 LEAST_BUDGET_BYTES = 16 << 20
 """The smallest budget: a worker process takes more than that with its interpreter and numpy alone."""
 
-# While somebody waits for room, or is about to take some, it is looked so often who has ended, or has none to do.
+# While a model waits for memory or is about to take some, the budget checks this often which processes have ended or
+# are idle.
 _STEP_S = 0.05
-# How often it is looked whether somebody has grown.
+# The budget checks this often whether a process has grown.
 _WATCH_S = 1.0
-# What a process shares changes with what others do. A process of about the size that it had is measured so rarely.
+# The memory that a process shares with others changes with what those do, so even a process whose size has hardly
+# changed is measured again after this time.
 _REMEMBERED_S = 5.0
 _REMEMBERED_SHARE = 0.01
-# One that was busy when it was to sleep is left alone for so long.
+# A model that was busy when the budget asked it to sleep is not asked again before this time has passed.
 _DECLINED_S = 0.25
-# Processes that are to end give their memory back within so long.
+# The budget expects processes that were asked to end to give their memory back within this time.
 _COMING_S = 2.0
-# Whoever holds the lock may wait for the one that closes, in the handler of a signal: so long at most.
+# A signal handler that closes the budget may have interrupted the thread that holds the lock, so `close` waits for the
+# lock this long at most.
 _CLOSE_S = 1.0
-# Whoever was woken stays awake for as long as that took, and at most so long: else two models that do not fit together
-# would do nothing but wake.
+# A model that was woken stays awake for as long as waking it took, up to this limit. Otherwise two models that do not
+# fit into memory together would only wake each other in turn.
 _LONGEST_GRACE_S = 5.0
-# Nobody waits longer for a model that starts for the first time. Its size then is what is measured.
+# Other models wait this long at most for a model that starts for the first time. Its size is then what has been
+# measured so far.
 _LONGEST_START_S = 60.0
 _MOST_NAMED = 6
 
@@ -198,7 +202,7 @@ class MemoryBudget:
         """How many models stay awake."""
         self._changed = threading.Condition()
         self._accounts: list[Account] = []
-        # Those that wait for room, in the order in which they came.
+        # The models that wait for memory, in the order in which they asked.
         self._waiting: list[Account] = []
         self._meter = _Meter()
         self._most_starts = math.inf if limit_bytes is None else math.ceil(usable_processors())
@@ -256,7 +260,8 @@ class MemoryBudget:
         with self._changed:
             self._waiting.append(account)
             try:
-                # The handler of a signal, which stops all, may close it in this very thread.
+                # A signal handler that stops everything may close the budget in this very thread, so the loop checks
+                # for both.
                 while not cancelled() and account in self._accounts:
                     starts = after_starts and sum(each.starts for each in self._accounts if each is not account)
                     if starts < self._most_starts and self._make_room(account, is_modest=is_modest):
@@ -305,7 +310,7 @@ class MemoryBudget:
             size = self._charge(account)
             if self.limit_bytes is not None:
                 others = sum(self._charge(each) for each in self._accounts if each is not account)
-                # Nothing of it runs where its last process was given up.
+                # A model whose last process was given up has no running process and takes no memory.
                 own = size if account.pids() else 0
                 if (self._waiting and own) or others + own + size * share > self.limit_bytes:
                     return False
@@ -340,7 +345,7 @@ class MemoryBudget:
     def sleep(self, account: Account) -> None:
         """Note that the processes of a model end."""
         with self._changed:
-            # What they take now is what they will need.
+            # The memory that the processes take now is the estimate of what they will need after they wake.
             self._charge(account)
             account.state, account.is_asked, account.leaves_since = AccountState.ASLEEP, False, time.monotonic()
             self._changed.notify_all()
@@ -384,14 +389,14 @@ class MemoryBudget:
         if account.state is AccountState.ASLEEP:
             return now
         is_gone = account.is_gone()
-        # One that has just ended takes nothing, and nobody knows it yet.
+        # A process that has just ended takes no memory, although its end was not reported yet.
         pids = account.pids()
         is_measured = bool(pids) and all(map(resident_bytes, pids)) and not is_gone and account.is_up()
         if is_measured:
             account.size = now
             account.least_size = now if account.least_size is None else min(now, account.least_size)
         if account.state is AccountState.WAKING and (is_gone or (is_measured and account.ask_to_sleep is None)):
-            # Nobody else looks when it has come.
+            # No other code notes that the model is awake now.
             account.state = AccountState.AWAKE
         if is_measured or is_gone or account.starts_long:
             return now
@@ -437,7 +442,7 @@ class MemoryBudget:
             return True
         if is_modest:
             return False
-        # As long as it gets on, those behind it in the line take nothing away from it.
+        # While memory for this model is being freed, models behind it in the queue must not take that memory.
         account.is_waited_for = self._free(missing, charges, account)
         return False
 
@@ -458,12 +463,13 @@ class MemoryBudget:
         candidates = []
         for each in charges.keys() - {beneficiary}:
             kept = self._meter.read(each.kept()) if each.state is AccountState.ASLEEP else 0
-            # What has not come by then may hang, so others are asked as well.
+            # A process that has not ended by then may hang, so the budget asks other models as well.
             if now - each.leaves_since < _COMING_S:
                 if each.is_asked or each.state is AccountState.LEAVING:
                     coming += charges[each]
                 elif each.state is AccountState.ASLEEP:
-                    # Of processes that end, and of parents, as far as they do, too.
+                    # Counts the memory of processes that end. The memory of a parent counts only if the parent ends,
+                    # too.
                     coming += charges[each] if each.is_dropped else charges[each] - kept
             if charges[each] and (self._may_ask(each) or (kept and not each.is_dropped and not each.pids())):
                 candidates.append(each)
@@ -539,14 +545,16 @@ class _Meter:
     """Measures processes, those that they have started included."""
 
     def __init__(self) -> None:
-        # By process: its resident memory then, its share of it, when that was, and who shared it.
+        # By process: its resident memory when it was measured, its share of that, when it was measured, and which
+        # processes shared it.
         self._known: dict[int, tuple[int, int, float, frozenset[int]]] = {}
 
     def read(self, pids: Iterable[int]) -> int:
         """Return how much processes take, in bytes."""
         sharers: dict[int, frozenset[int]] = {}
         for family in sorted((frozenset(with_descendants(pid)) for pid in pids), key=len):
-            # What was forked from a parent that stays is in the family of the parent, too, which is the larger one.
+            # A process that was forked from a parent which stays belongs to the family of the parent as well. That
+            # family is the larger one, so it counts.
             sharers.update(dict.fromkeys(family, family))
         return sum(self._read_one(pid, family) for pid, family in sharers.items())
 
@@ -560,7 +568,8 @@ class _Meter:
         if (
             known is not None
             and now - known[2] < _REMEMBERED_S
-            # A fork shares all, so its begin and its end change what the others have of it.
+            # A forked process shares all of its memory at first, so its start and its end change the share of the
+            # others.
             and known[3] == family
             and abs(resident - known[0]) <= _REMEMBERED_SHARE * known[0]
         ):

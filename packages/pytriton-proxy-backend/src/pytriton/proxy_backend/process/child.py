@@ -24,10 +24,10 @@ from .messages import Job, LineReader, PythonModelServing, encode_message
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 65536
-# Reads at a time, so that a process that writes without end does not keep its parent from its timers. A socket of an
-# ended process holds less.
+# The limit of reads at a time, so that a process which writes without end does not keep its parent from its timers. The
+# socket of a process that has ended holds less than this.
 _MAX_READS = 32
-# A waiting host reads it at once; a stopped one never does.
+# A host that waits reads the message at once. A host that is stopped by a signal never reads it.
 _SERVE_TIMEOUT_S = 30.0
 _MAIN = "pytriton.proxy_backend.worker_main"
 
@@ -69,7 +69,8 @@ class Launch:
         return {name: value for name, value in variables.items() if value is not None}
 
 
-# Runs on any Python since 2.7, and prints what a worker needs and what there is; nothing if all is there.
+# This program runs on any Python since 2.7. It prints what a worker needs and what is installed, or nothing if
+# everything is there.
 _PROBE = """
 from __future__ import print_function
 import sys
@@ -103,7 +104,7 @@ _VERSION = f"from importlib.metadata import version; print(version({_DISTRIBUTIO
 
 def installed_version() -> str:
     """Return the version of this distribution; empty if it is not installed, but only found on the path."""
-    # Not at the top: this is asked for when something is wrong.
+    # This import is not at the top of the module because only the report of a failure needs it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -251,7 +252,7 @@ class ChildProcess:
 
     def stop(self, timeout_s: float) -> None:
         """Ask it to finish the requests in flight and to end."""
-        # If the process is gone, nobody can be asked.
+        # A process that has ended cannot be asked to stop.
         with contextlib.suppress(OSError):
             self._channel.send(encode_message("stop", timeout_s=timeout_s))
 
@@ -319,7 +320,8 @@ class ChildProcess:
 
     def _reap(self) -> None:
         assert self._stdout is not None
-        # Before its process id can be reused, because its group holds what it has started.
+        # The group is killed before `wait` frees the process id, because the group holds the processes that this one
+        # has started.
         self.kill()
         self._process.wait()
         self._output.finish(self._stdout.fileno())

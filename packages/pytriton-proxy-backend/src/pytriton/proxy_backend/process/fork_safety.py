@@ -24,7 +24,8 @@ __all__ = ["Belongings", "reopen_files", "why_not_forked"]
 # The devices of CUDA, of Linux on Windows, of ROCm, of OpenGL and Vulkan. A loaded library alone does no harm: it opens
 # one of these first.
 _DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/")
-# A forked child that does nothing. What libraries do at a fork, in the child, may take a while on a busy machine.
+# The time that a forked child which does nothing may take. Handlers that libraries run in the child after a fork may be
+# slow on a busy machine.
 _PROBE_TIMEOUT_S = 30.0
 _MOST_SHOWN = 4
 
@@ -33,7 +34,7 @@ class Belongings:
     """The descriptors and the shared memory of this process at one moment, before it runs code of others."""
 
     def __init__(self) -> None:
-        # With what they stand for, because a number may be closed, and used again.
+        # The descriptors are kept with the files that they refer to, because a number may be closed and used again.
         self.descriptors = frozenset(_descriptors().items())
         self.mappings = frozenset(_mappings())
 
@@ -65,7 +66,7 @@ def why_not_forked(before: Belongings) -> str:
     Args:
         before: What the process had before it ran any code that could make it so.
     """
-    # First what is seen without a fork, which could already do harm to a GPU.
+    # The checks that need no fork come first, because a fork alone could disturb a GPU.
     reason = before.find_shared() or _find_children()
     return reason or _fork_once() or _find_threads()
 
@@ -87,7 +88,7 @@ def reopen_files(descriptors: list[int]) -> None:
 def _descriptors() -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        # The one by which the list is read is closed.
+        # The descriptor that reads this list is closed by now.
         with contextlib.suppress(OSError):
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return found
@@ -183,7 +184,7 @@ def _thread_names(folder: Path, own: int) -> list[str]:
     for task in folder.iterdir():
         if int(task.name) == own:
             continue
-        # One that has just ended is none.
+        # A thread that has just ended does not count.
         with contextlib.suppress(OSError):
             names.append(python.get(int(task.name)) or (task / "comm").read_text().strip())
     return names

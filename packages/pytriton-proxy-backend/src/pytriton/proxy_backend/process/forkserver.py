@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 _MAIN = "pytriton.proxy_backend.forkserver_main"
 _MAX_LABEL = 1000
-# The same as for a worker process.
+# Equal to the default start timeout of a worker process (`RestartLimits`).
 _START_TIMEOUT_S = 300.0
 _FORK_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 10.0
@@ -84,7 +84,7 @@ class ForkRequests:
     def __init__(self) -> None:
         self._control, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         close_in_child(self._control)
-        # One request at a time; the next waits for the answer.
+        # Only one request is sent at a time. The next one waits until that is answered.
         self._lock = threading.Lock()
 
     def await_ready(self) -> None:
@@ -178,7 +178,8 @@ class Forkserver:
                     self._requests.close()
                     code = main(self._theirs, messages)
                 except Exception:
-                    # Code further up the stack would continue as the parent does.
+                    # The exception must not leave this frame, because the code further up the stack would go on as if
+                    # it were the parent.
                     traceback.print_exc()
                     code = 1
                 sys.exit(code)
@@ -234,7 +235,7 @@ class Forkserver:
                 self._watch(process, messages)
         except Exception as error:
             if self._has_begun.is_set():
-                # It ends with its forks, as if it was killed, and the next user starts another one.
+                # The forkserver is killed, its forks end with it, and the next user starts another one.
                 call_safely(logger.exception, "The forkserver of the hosts of Python models cannot be looked after")
                 if self._process is not None:
                     self._process.kill()

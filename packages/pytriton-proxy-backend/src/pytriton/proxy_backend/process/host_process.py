@@ -42,14 +42,15 @@ class HostProcess(WorkerProcess):
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Prepare a host; nothing happens before `start`."""
-        # As in Triton's Python backend: a request that crashes a process says nothing about others.
+        # Triton's Python backend restarts a host without a limit, too: a request that crashes a process says nothing
+        # about other requests.
         limits = RestartLimits(max_crashes=None, start_timeout_s=start_timeout_s)
         super().__init__(job, job.model_name, number, launch=launch, limits=limits)
         self._start_process = start
         self._python_job = job
         self._configured: dict[str, Any] | None = None
         self._finalizing_since: float | None = None
-        # When it was asked to serve, of one that had completed the configuration.
+        # When this host was asked to serve, for a host that completed the configuration first.
         self._asked_at = 0.0
 
     def wait_configured(self, timeout_s: float) -> bool:
@@ -89,7 +90,7 @@ class HostProcess(WorkerProcess):
     def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
         job = self._python_job
         if job.auto_complete and self._configured is not None:
-            # It waits for `serve`.
+            # The host has completed the configuration and waits for `serve`, so its start is not overdue.
             started = time.monotonic()
         reason = super()._overdue(max(started, self._asked_at), is_ready, done_since)
         if reason is not None and not is_ready and done_since is None and self._stop_deadline is None:
@@ -105,7 +106,7 @@ class HostProcess(WorkerProcess):
             return None
         reason = f"was still in the finalize of its model.py after {FINALIZE_TIMEOUT_S:g} s: it is killed"
         if self._stop_deadline is not None or self._was_put_to_sleep:
-            # Nobody else tells it.
+            # No other code reports this.
             logger.warning("%s %s", self._label, reason)
         return reason
 

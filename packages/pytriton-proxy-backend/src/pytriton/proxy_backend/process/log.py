@@ -25,7 +25,7 @@ WORKER_LOGGER = "pytriton.worker."
 """The prefix of the loggers of worker processes; `<model>.<number>` follows."""
 
 _RATE = 1000
-# The burst that is allowed, such as while a model is loaded, in seconds of the rate.
+# The size of an allowed burst, such as while a model is loaded, in seconds of the rate.
 _BURST_S = 10.0
 _SAY_AGAIN_S = 1.0
 

@@ -20,7 +20,7 @@ from .messages import MAX_LINE_BYTES
 __all__ = ["GATHERED", "Family", "GatheredMetrics", "MetricsReport", "Sample", "family_of"]
 
 _INTERVAL_S = 1.0
-# The largest part of its time that a process may spend here, because the user's collectors may be slow.
+# The largest share of its time that a process may spend on collecting, because the user's collectors may be slow.
 _MOST_OF_TIME = 0.02
 _PART_BYTES = MAX_LINE_BYTES // 4
 # prometheus_client registers these itself; the page already has those of the parent.
@@ -85,7 +85,7 @@ class MetricsReport:
         try:
             parts = list(_parts(_registered(client))) or [_NOTHING]
         except Exception as error:
-            # A collector of the user's failed; it may work the next time.
+            # A collector of the user has failed. It may work the next time.
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning("The metrics of this process cannot be had: %s: %s", type(error).__name__, error)

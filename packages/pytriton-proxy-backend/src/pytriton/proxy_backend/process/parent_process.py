@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 _MAIN = "pytriton.proxy_backend.parent_main"
 _POLL_S = 0.2
-# A parent that is lost while it forks is started again; the next time, something kills them.
+# A parent that is lost while it forks is started again once. If the second one is lost as well, something kills them.
 _TRIES = 2
-# What the factory has asked for at the end of its process may take so long.
+# Exit handlers that the factory has registered in its process may take this long.
 _STOP_S = 2.0
 _ALONE = (
     "So each process that starts imports everything and calls the factory itself, as with "
@@ -151,7 +151,7 @@ class ParentProcess(WorkerProcess):
 
     def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
         if self._stop_deadline is not None and not is_ready:
-            # It has nobody who waits for what it is at.
+            # No caller waits for what this process is doing.
             return "was stopped"
         if self._was_put_to_sleep:
             if not is_ready:
@@ -171,7 +171,7 @@ class ParentProcess(WorkerProcess):
             super()._take(message)
             return
         with self._changed:
-            # One that was put to sleep meanwhile is about to end.
+            # A parent that was put to sleep meanwhile is about to end, so it does not count as up.
             self._is_up = self._requests is not None and not self._was_put_to_sleep
             self._changed.notify_all()
         reason = str(message.get("reason") or "")

@@ -22,15 +22,15 @@ LOOK_S = 0.5
 QueueTime = tuple[int, float]
 """How many requests of a model have left Triton's queue since it was loaded, and how long they waited, in seconds."""
 
-# For so long requests have to wait too long, one after the other, before one more worker starts.
+# One more worker starts after requests have waited too long without a break for this time.
 _PATIENCE_S = 1.0
-# The load that remaining workers may get when one ends: more would make requests wait again.
+# The load that the remaining workers may get when one ends. A higher load would make requests wait again.
 _FULL = 0.7
-# The load is that of the last part of the calm time, the older the less.
+# The mean load forgets older values within this share of the calm time.
 _MEMORY_SHARE = 0.25
-# How many times longer than it has to be the calm has been at most where one worker fewer was too few before.
+# Where one worker fewer was too few before, the calm time has to be longer than configured, by up to this factor.
 _MOST_CAUTION = 16.0
-# After a process that did not come up, no other one is tried for so long at least.
+# After a process that failed to start, no other one is started for at least this time.
 _AFTER_FAILURE_S = 30.0
 
 
@@ -209,12 +209,12 @@ class Scaling:
             start: Wakes a worker where there is memory for one more beside so many; returns whether it did.
         """
         running, spare = _shared_out(workers)
-        # One that still finishes its requests may take long.
+        # A process that still finishes its requests may take long to end, so its worker is not started again yet.
         spare = sorted((each for each in spare if each.pid is None), key=lambda each: self._failures[each])
         if self._grown is not None:
             self._await_grown(*self._grown, len(running))
         elif len(running) < self.limits.fewest and spare:
-            # Each has a try at once, and another one after a while.
+            # Each worker gets one try at once, and another one after a pause.
             if time.monotonic() < self._not_before and self._failures[spare[0]]:
                 return
             self._grow(spare[0], len(running), len(workers), start, "another one is given up")
@@ -271,7 +271,7 @@ class Scaling:
             self._begin_anew(running)
         elif worker.first_failure is not None or not worker.is_alive or (worker.ends > ends and not worker.is_unproven):
             worker.sleep()
-            # It was told, and is nothing to do with the next start.
+            # This failure was reported, and the next start must not report it again.
             worker.first_failure = None
             self._grown = None
             self._counts.failed += 1
@@ -302,5 +302,5 @@ def _shared_out(workers: Sequence[WorkerProcess]) -> tuple[list[WorkerProcess], 
     """Return the workers that are to run, and those that are not, in the order in which they are woken."""
     alive = [worker for worker in workers if worker.is_alive]
     spare = [worker for worker in alive if worker.is_asleep]
-    # One that still finishes its requests would come later.
+    # A worker whose old process still finishes its requests would start later than the others, so it comes last.
     return [worker for worker in alive if not worker.is_asleep], sorted(spare, key=lambda each: each.pid is not None)

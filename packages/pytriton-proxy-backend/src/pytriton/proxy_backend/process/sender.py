@@ -11,10 +11,10 @@ from .messages import encode_message
 
 __all__ = ["MessageSender"]
 
-# A parent reads at once; a stopped one may never do so.
+# A running parent reads at once. A parent that is stopped by a signal may never read.
 _TIMEOUT_S = 30.0
 _PATIENCE_S = 5.0
-# These kinds may be lost, because later messages say the same or more.
+# Messages of these kinds may be dropped, because later messages say the same or more.
 _MAY_BE_LOST = frozenset({"record", "metrics", "alive"})
 
 

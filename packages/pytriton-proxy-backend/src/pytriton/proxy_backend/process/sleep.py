@@ -23,21 +23,21 @@ __all__ = ["Sleep", "SleepState", "are_up"]
 
 logger = logging.getLogger(__name__)
 
-# How many times within the idle time the proxy backend is asked what it has done. So a model falls asleep at most a
-# quarter of that time too late.
+# How many times within the idle time the sleeper asks the proxy backend for its activity. So a model falls asleep at
+# most a quarter of that time too late.
 _LOOKS = 4
 _LEAST_BETWEEN_LOOKS_S, _MOST_BETWEEN_LOOKS_S = 0.05, 60.0
 _ASK_TIMEOUT_S = 2.0
 _STEP_S = 0.25
-# While workers start for the first time.
+# The interval of the checks while workers start for the first time.
 _STARTING_S = 0.02
-# How often the time of last use is noted, in seconds; a budget puts those to sleep that were used least recently.
+# How often the time of last use is noted, in seconds. A budget puts the models to sleep that were used least recently.
 _USE_S = 0.5
 # The part of the time that requests wait for a worker in which other models have to make room for it.
 _SHARE_FOR_ROOM = 0.8
 _PAUSE_AFTER_FAILURE_S = 1.0
-# Longer than all that the thread waits for by itself. More it waits only for a lock which the thread that stops it may
-# hold, in the handler of a signal.
+# This is longer than any wait of the thread itself. It waits longer only for a lock that the caller of `stop` holds,
+# where that runs in a signal handler.
 _JOIN_S = 10.0
 
 
@@ -101,14 +101,14 @@ class Sleep:
         self._scaling = scaling
         self._workers: list[WorkerProcess] = []
         self._placeholder: Placeholder | None = None
-        # Guards the placeholder: one that is made is stopped, or is not used.
+        # Guards the placeholder, so that each one that is made is either stopped or never used.
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         # Set when there is something to do before the next look: to stop, or to sleep for another model.
         self._nudged = threading.Event()
         self._is_asked = self._is_asked_for_extra = False
         self._taken = 0
-        # That there is no room is said once, until it has woken again.
+        # The log has the lack of memory once, until the model has woken again.
         self._has_told_refusal = False
         self.state = SleepState.AWAKE
         """What the workers do."""
@@ -195,7 +195,7 @@ class Sleep:
             logger.warning("%s stays awake: %s.", self._label, error)
         finally:
             if not self._stopping.is_set() and not sleeps_on:
-                # Whatever has happened, nobody else would wake them.
+                # No other code would wake the workers, so this happens after an error as well.
                 self._rouse()
             placeholder.release()
             if not sleeps_on:
@@ -210,21 +210,21 @@ class Sleep:
         return _sleep_on if sleeps_on else None
 
     def _arrive(self, *, woken: bool) -> None:
-        # Whoever stops this may hold the lock of the budget.
+        # The thread that stops this one may hold the lock of the budget, so the budget is not called any more.
         if not self._stopping.is_set():
-            # Nobody asks before it has arrived. What was asked before it slept is done.
+            # The budget asks nothing of a model before it has arrived, and what it asked before the sleep is done.
             self._is_asked = False
             self._budget.arrive(self._account, woken=woken)
 
     def _await_time(self) -> Callable[[], bool] | None:
         """Wait until it is time to sleep; return what puts the workers to sleep, or `None` at the end."""
-        # What came since the last sleep, before the first look, is a use as well.
+        # Requests since the last sleep that came before the first check count as a use, too.
         taken: int | None = self._taken
         since = time.monotonic()
         idle_s = self._idle_timeout_s
         pause_s = _USE_S if idle_s is None else max(_LEAST_BETWEEN_LOOKS_S, min(idle_s / _LOOKS, _MOST_BETWEEN_LOOKS_S))
         if self._budget.limit_bytes is not None:
-            # Who was used least recently has to be known better than that.
+            # The budget needs the time of last use more precisely than that.
             pause_s = min(pause_s, _USE_S)
         if self._scaling is not None:
             pause_s = min(pause_s, LOOK_S)
@@ -235,7 +235,7 @@ class Sleep:
             if self._stopping.is_set():
                 break
             if is_asked and self._is_before_service:
-                # When the server comes, it finds them asleep.
+                # The server does not run yet. When it starts, the workers are asleep.
                 self._end_workers()
                 return _sleep_on
             activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S) if self._is_served else None
@@ -266,7 +266,8 @@ class Sleep:
     def _rouse(self) -> None:
         """Wake the workers, or as many as run at least."""
         for worker in self._workers:
-            # One beyond the fewest may have failed before all fell asleep, which is no answer to those who wait now.
+            # A worker beyond the minimum may have failed before all fell asleep. Requests that wait now must not get
+            # that error.
             worker.first_failure = None
         if self._scaling is not None:
             self._scaling.rouse(self._workers)
@@ -291,7 +292,7 @@ class Sleep:
 
     def _put_to_sleep(self) -> bool:
         activity = ask_activity(self._endpoint, _ASK_TIMEOUT_S)
-        # With one that is not attached, somebody else is at work: it has just ended, say.
+        # A worker that is not attached, for instance because its process has just ended, is handled by other code.
         if (
             activity is None
             or activity.in_flight
@@ -355,9 +356,10 @@ class Sleep:
             if failure := next((each.first_failure for each in waiting if each.first_failure is not None), None):
                 self._sleep_again(placeholder, failure)
                 return False
-            # One that does not come up the first time sleeps again, a moment after its end was counted.
+            # A worker that fails at its first start sleeps again, a moment after its end was counted.
             if not waiting or (self._count_ends() > ends and not any(each.is_unproven for each in waiting)):
-                # All are given up, or one has ended, which was reported. The place says that somebody comes for sure.
+                # All workers are given up, or the end of one was reported. The placeholder goes, because it would
+                # announce a worker that surely comes.
                 return True
             placeholder.look()
             with contextlib.suppress(AttachError):

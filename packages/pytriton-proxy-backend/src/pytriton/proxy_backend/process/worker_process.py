@@ -39,8 +39,8 @@ _FIRST_DELAY_S = 0.1
 _LAST_DELAY_S = 5.0
 # Seconds between the limit for requests in flight and SIGKILL.
 _KILL_MARGIN_S = 0.5
-# Seconds that the requests in flight get before a sleep: those that slip in at the last moment. The next process starts
-# after them.
+# Seconds that requests in flight get before a sleep, which are those that came at the last moment. The next process
+# starts after they are done.
 _SLEEP_S = 1e6
 # Seconds that an interpreter may take to end after its worker.
 _END_S = 5.0
@@ -120,7 +120,7 @@ class WorkerProcess:
         self.is_waking = False
         """Whether it was woken, and neither attached nor ended since."""
         self._past: WorkerStatistics = Counters().snapshot()
-        # Only the thread uses these.
+        # Only the thread of this worker process uses the following attributes.
         self._was_ready = self._has_greeted = False
         self._crashes: collections.deque[float] = collections.deque()
         self.ends = 0
@@ -170,7 +170,7 @@ class WorkerProcess:
         """Detach: take no more batches, and finish those in flight. Returns whether nothing of it is left."""
         with self._changed:
             deadline = time.monotonic() + timeout_s
-            # A second call can only shorten the time.
+            # A second call may shorten the time, but not extend it.
             if self._stop_deadline is None or deadline < self._stop_deadline:
                 self._stop_deadline = deadline
             self._in_flight_s, self.is_warm = min(in_flight_s, self._in_flight_s), False
@@ -187,7 +187,7 @@ class WorkerProcess:
         """End the process when it has finished the requests in flight, and start no other one before `wake`."""
         with self._changed:
             self.is_asleep = self._was_put_to_sleep = True
-            # From here on it detaches, which it does not report.
+            # From here on the process detaches, and it does not report that.
             self._attached = self.is_warm = False
             if self._child is not None:
                 self._child.stop(_SLEEP_S)
@@ -255,13 +255,13 @@ class WorkerProcess:
                     break
                 error = self._run_once()
                 if error is not None and self.is_unproven:
-                    # `bind` did not wait for it, so somebody may mend it.
+                    # `bind` did not wait for this worker, so the cause may be repaired while the server runs.
                     call_safely(_log_failure, error, self._failure)
                     with self._changed:
                         self.is_asleep, self.first_failure, error = True, error, None
                         self._changed.notify_all()
             except Exception as failure:
-                # Even reporting the end failed.
+                # Even the report of the end has failed.
                 call_safely(logger.exception, "%s cannot be looked after", self._label)
                 error = self._after_failure(failure)
         with self._changed:
@@ -333,7 +333,7 @@ class WorkerProcess:
                     self._past = add_statistics(self._past, child.statistics)
                     child.close()
                 self._changed.notify_all()
-        # What its code has reported counts, also while it was to sleep.
+        # A failure that the code of the process has reported counts even if the process was being put to sleep.
         if self._stop_deadline is not None or (self._was_put_to_sleep and self._failure is None):
             return None
         return self._after_end(child, reason)
