@@ -22,7 +22,8 @@ _FROM_DYNAMO = {dynamo: (kserve, np.dtype(code) if code else None) for dynamo, k
 _TO_DYNAMO = {kserve: (dynamo, np.dtype(code) if code else None) for dynamo, kserve, code in _TYPES}
 _KINDS = ("bool", "int64", "string", "double", "uint64")
 _LENGTH = struct.Struct("<I")
-# What a front end tells of a model. The rest may differ between servers, whose cards have to be the same.
+# The fields of a configuration that a front end reports. The others may differ between servers, whose cards have to be
+# equal.
 _ON_CARD = ("name", "platform", "backend", "max_batch_size", "input", "output", "model_transaction_policy")
 
 

@@ -43,17 +43,18 @@ _TIMEOUT_S = 10.0
 _NO_LIMIT_S = 1e7  # the server, or the caller, ends it
 _MOST_BYTES = 2**31 - 1
 _MOST_AT_ONCE = 64
-# Of how many models the configuration is asked for again each time.
+# The configurations of this many models are asked for again each time.
 _MOST_CONFIGS = 16
 _SERVICE = "/inference.GRPCInferenceService"
-# Front ends learn within this that a worker leaves; what they still send meanwhile is answered.
+# Front ends learn within this time that a worker leaves. Requests that they still send meanwhile are answered.
 _LEAVE_S = 1.0
 _ACCESS_HEADER = "triton-access-token"
-# Triton ends a stream with the status of an error, in place of a text without one.
+# With this header Triton ends a stream with the status code of an error. Without it, it sends the text of the error
+# alone.
 _STATUS_OF_ERRORS = ("triton_grpc_error", "true")
 _FINAL = "triton_final_response"
 _EMPTY_END = "triton_enable_empty_final_response"
-# What callers read of a status is the word before its text: InvalidRequest, Unavailable, ...
+# Callers read a status from the word before its text: InvalidRequest, Unavailable, ...
 _KINDS = {
     "INVALID_ARGUMENT": dynamo_errors.InvalidArgument,
     "DEADLINE_EXCEEDED": dynamo_errors.ConnectionTimeout,
@@ -119,7 +120,7 @@ class _Worker:
         self._served: dict[str, _Served] = {}
         self._runtime: Any = None
         self._problem = ""
-        # By model and version; those that were asked for first come first.
+        # The configurations by model and version, the oldest first.
         self._configs: dict[tuple[str, int], Any] = {}
 
     async def run(self) -> None:
@@ -178,7 +179,7 @@ class _Worker:
             if not wanted or model in wanted
         }
         current = {(model, version) for model, versions in ready.items() for version in versions}
-        # Those that were asked for longest ago are asked for again: a model may have been loaded with other tensors.
+        # The oldest configurations are asked for again, because a model may have been loaded with other tensors.
         for key in [*list(self._configs)[:_MOST_CONFIGS], *(self._configs.keys() - current)]:
             self._configs.pop(key, None)
         offers = {}

@@ -23,7 +23,7 @@ __all__ = ["DynamoGuest", "dynamo_command"]
 _INSTALL = 'pip install "pytriton-server[dynamo]"'
 _DISCOVERY = ("etcd", "file", "kubernetes", "mem")
 _HOST_VARIABLE = "DYN_TCP_RPC_HOST"
-# Dynamo tells of each request otherwise.
+# At its default level, Dynamo logs each request.
 _LOG_VARIABLE, _LOG_LEVEL = "DYN_LOG", "warn"
 _LOOPBACK = "127.0.0.1"
 
@@ -128,7 +128,8 @@ class DynamoGuest(Guest):
         command = [sys.executable, "-m", "pytriton", "dynamo", triton.grpc_url]
         command += ["--discovery", self.dynamo_discovery, "--namespace", self.dynamo_namespace]
         if _HOST_VARIABLE not in os.environ and _is_loopback(address):
-            # What is for this machine alone stays so; by default, Dynamo listens at all its addresses.
+            # A server for this machine alone gets a worker for this machine alone. By default, Dynamo listens at all
+            # addresses.
             command = ["env", f"{_HOST_VARIABLE}={_LOOPBACK}", *command]
         with run_beside(triton, command, name="the worker of Dynamo"):
             yield

@@ -82,7 +82,7 @@ def application(
     if cors_origins:
         from pytriton.triton import TritonConfig
 
-        # They are checked there.
+        # `TritonConfig` checks the origins.
         TritonConfig(cors_origins=list(cors_origins))
     aliases = dict(aliases or {})
     for alias, name in aliases.items():
@@ -114,7 +114,8 @@ def application(
     app = FastAPI(title="pytriton", description="Models of a tritonserver, by the OpenAI API.", lifespan=lifespan)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
     if cors_origins:
-        # The last one is the first that a request meets: browsers ask without the key whether they may ask.
+        # The middleware that is added last runs first. So a browser's preflight request, which has no key, is answered
+        # before the key is checked.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(cors_origins),

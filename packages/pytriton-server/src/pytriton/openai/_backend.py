@@ -21,7 +21,7 @@ from pytriton.openai._models import EndpointModel, UnfitModelError, read_model
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import ControlError
 
-# What is known of a model may be this old. Asking before every request would cost as much as a small model.
+# Metadata of a model may be this old. A question before every request would cost as much as a small model.
 _FRESH_S = 1.0
 _DENIED = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -107,14 +107,14 @@ class Backend:
         if link is not None and time.monotonic() - link.checked < _FRESH_S:
             return link
         if link is not None:
-            # Requests that come meanwhile use what is known.
+            # Requests that come meanwhile use the metadata that are there.
             link.checked = time.monotonic()
         try:
             model = await self._read(name)
         except OpenAIError:
             await self._drop(name)
             raise
-        # Another request may have done it already.
+        # Another request may have updated the model already.
         link = self._links.get(name)
         if link is None or link.model != model:
             await self._drop(name)

@@ -44,7 +44,8 @@ class Gate:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        # For the parts of a stream, once it has begun: what is between here and there has nothing to do with them.
+        # Once a stream has begun, its parts are sent by this function directly, because no layer in between changes
+        # them.
         state["send"] = send
 
         has_begun = False
@@ -74,7 +75,8 @@ class Gate:
         try:
             await self._app(scope, receive_limited, send_with_id)
         except Exception as error:
-            # Here and not in a handler of the application, which would be outside of what adds headers for browsers.
+            # The error is answered here and not in an error handler of the application, because such a handler runs
+            # outside of the middleware that adds the headers for browsers.
             if has_begun:
                 raise
             logger.exception("A request cannot be answered")

@@ -156,7 +156,7 @@ class Generation:
         """Yield the events as they are sent; parts that come together are joined."""
         begun: set[int] = set()
         said = [Part()] * len(self._prompts)
-        # Whether text that goes on is all that is to be known of a part.
+        # Whether a part that only continues a text needs nothing else done.
         wants_text_alone = not self._tells_usage_always and self._wishes.check is None
         if self._tells_usage_always:
             await self.usage.begin()
@@ -169,7 +169,7 @@ class Generation:
                     parts = _parts_of(group)
                     events = []
                     if self._wishes.check is not None:
-                        # Kept only if the text has to be checked.
+                        # The text is kept only if it has to be checked at the end.
                         said[number] = joined([said[number], *parts])
                     for part in parts:
                         self.usage.add(number, part.counts, part.said)
@@ -222,7 +222,7 @@ class Generation:
         """Check a whole text if a format was asked for."""
         # A text that was cut is not checked, nor is one with a call or a refusal in place of an answer.
         if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
-            # In a thread, since a schema can make it long.
+            # The check runs in a thread, because some schemas make it slow.
             await asyncio.to_thread(self._wishes.check.check, whole.text, self._link.model.spec.model_name)
 
     def _source(self, number: int, prompt: bytes) -> AsyncGenerator[list[Part] | Texts, None]:

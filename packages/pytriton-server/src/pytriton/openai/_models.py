@@ -53,14 +53,14 @@ class EndpointModel:
     """A model that can be asked."""
 
     spec: ModelSpec  # its tensors
-    # Whether it gives texts, vectors, scores of pairs of texts, or the text of audio.
+    # Whether the model returns texts, vectors, scores of pairs of texts, or the text of audio.
     kind: Literal["text", "embedding", "score", "speech"]
     prompt: TensorSpec  # the input for the text, or for the audio; of pairs for the query
     output: TensorSpec  # the output that is given back
     chat_template: ChatTemplate
     tool_parser: str | None = None  # how its text is read for calls of tools; None where it is not
     tokenizer: Tokenizer | None = None  # what it declares; None where it declares none
-    # How many it takes at once, as its tokenizer's configuration says; None where that says nothing.
+    # How many tokens the model takes at once, from its tokenizer's configuration; None if that has no limit.
     most_tokens: int | None = None
     document: TensorSpec | None = None  # of pairs the input for the text that is compared with the query
 
@@ -152,7 +152,7 @@ def _read_scoring(
             "with two inputs of strings, a query and a document, expected one output of floats with the shape (1,), "
             f"not decoupled; it has {_describe(outputs)}"
         )
-    # In their order, unless their names say otherwise.
+    # The inputs keep their order, except that one named "document" comes last.
     query, document = sorted(needed, key=lambda tensor: tensor.name == "document")
     return EndpointModel(spec, "score", query, outputs[0], template, None, *tokens, document)
 

@@ -65,12 +65,13 @@ _ASKING = (("logprobs", int), ("web_search_options", dict))
 # Each unknown field is logged once, up to this many, because callers may invent names.
 _MOST_NAMED = 100
 _named: set[str] = set()
-# An answer to a prompt has no place for what these ask for.
+# These fields are for chats alone: the answer to a prompt has no place for what they ask for.
 _OF_CHATS = ("logprobs", "top_logprobs", "tools", "tool_choice")
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-# The first element that does not fit is the error: one for each would take the memory of many bodies.
+# Validation stops at the first element that does not fit, because an error for each element would take many times the
+# memory of the body.
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]

@@ -47,7 +47,7 @@ class ChatTemplate:
     """A chat template of Jinja."""
 
     text: str = DEFAULT_TEMPLATE  # the template
-    # The special tokens that it may name, such as `bos_token`, with their texts.
+    # The special tokens that the template may name, such as `bos_token`, with their texts.
     tokens: tuple[tuple[str, str], ...] = ()
 
     @classmethod

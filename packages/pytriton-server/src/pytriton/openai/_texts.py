@@ -29,7 +29,7 @@ T = TypeVar("T")
 # More parts at once would block the event loop for too long.
 _MOST_TOGETHER = 16
 
-# What OpenAI tells of a token that cannot be: JSON has no -Infinity.
+# JSON has no -Infinity, so the log probability of an impossible token is -9999, as in OpenAI's API.
 _LOGPROBS_DECODER = make_decoder({"-Infinity": -9999.0})
 
 # The values of these outputs are a part of the answer beside its text.
@@ -65,7 +65,8 @@ class Stops:
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held, self.is_over = "", True
-            # Not that which begins first: it ends where the other has ended the text already.
+            # The stop text that ends first counts, not the one that begins first: the former has ended the text before
+            # the latter is complete.
             return text[: min(found)[1]]
         begin = longest_begin(text, self._stops)
         self._held = text[begin:]
@@ -83,7 +84,7 @@ class Part:
 
     text: str = ""  # what follows the parts before
     finish_reason: str | None = None  # why the text ends with it; None where it goes on
-    # How many tokens there were so far, by name, as far as the model tells.
+    # How many tokens there were so far, by name, as far as the model reports them.
     counts: Mapping[str, int] = field(default_factory=dict)
     calls: Sequence[Mapping[str, Any]] = ()  # deltas of calls of tools
     reasoning: str = ""  # what the model thought
@@ -142,9 +143,9 @@ async def read_texts(
             if found:
                 yield found
             if len(texts) >= _MOST_TOGETHER:
-                # More may be there already: let other tasks run.
+                # More parts may be there already, so other tasks get a turn first.
                 await asyncio.sleep(0)
-    # Not before the model is told to end: the caller may be slow to take it.
+    # The last part comes after the model was told to stop, because the caller may be slow to take it.
     yield last or [Part(filtered.feed(decoder.decode(b"", True)) + filtered.end(), "stop")]
 
 
@@ -214,7 +215,7 @@ async def read_parts(
                     reason = "stop"
                     break
                 if len(parts) >= _MOST_TOGETHER:
-                    # Let other tasks run.
+                    # Other tasks get a turn.
                     yield parts
                     parts = []
                     await asyncio.sleep(0)

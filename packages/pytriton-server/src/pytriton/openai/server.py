@@ -43,8 +43,8 @@ def run(app: FastAPI, listener: socket.socket) -> None:
     ordered: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        # An end that is under way needs no other order. Its error could come anywhere, such as in a callback of the
-        # garbage collector, where Python prints and forgets it.
+        # A shutdown that is under way needs no second order. The exception of that order could be raised anywhere, such
+        # as in a callback of the garbage collector, where Python prints and drops it.
         if server.should_exit:
             ordered.append(number)
         elif callable(before):

@@ -20,7 +20,8 @@ SCHEMA = "json_schema"
 
 _MOST_SCHEMA_DEPTH = 64
 _MOST_SCHEMA_PARTS = 10_000
-# Rules of a schema that one check may apply, which takes half a second: references let a small schema apply many.
+# How many rules of a schema one check may apply, which takes half a second. With references, a small schema may apply
+# very many.
 _MOST_STEPS = 100_000
 _steps = threading.local()
 
@@ -103,7 +104,7 @@ def read_response_format(given: Mapping[str, Any]) -> AnswerCheck:
     if (count := _count_of(schema)) > _MOST_SCHEMA_PARTS:
         raise _invalid(f"expected a schema of at most {_MOST_SCHEMA_PARTS} objects, lists and values; got {count}")
     try:
-        # Formats are not looked at: one of them is that of patterns, which would be compiled.
+        # Formats are not checked, because the format of patterns would compile them.
         _Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(()))
         resource = referencing.jsonschema.DRAFT202012.create_resource(schema)
         _look_up(resource, referencing.Registry().resolver_with_root(resource))

@@ -57,7 +57,7 @@ def _read_mistral(text: str) -> list[Mapping[str, Any]]:
         elif text.startswith("[TOOL_CALLS]", at):
             at += len("[TOOL_CALLS]")
         elif (name := _MISTRAL_NAME.match(text, at)) is not None:
-            # Read as JSON, whose texts may have the mark, too.
+            # The arguments are read as JSON, because a text in them may contain the marker of a call.
             arguments, at = STRICT.raw_decode(text, name.end())
             calls.append({"name": name[1], "arguments": arguments})
         else:
@@ -164,7 +164,7 @@ class ToolText:
             return "", calls
         if at < 0 and (first < 0 or not is_last):
             return None
-        # The first end is that of something that is no call; what follows may have calls.
+        # The part up to the first end mark is no call. The text behind it may have calls.
         text = f"{self._begin}{self._held[:first]}{end}"
         self._has_text = True
         self._go_behind(first, end)
