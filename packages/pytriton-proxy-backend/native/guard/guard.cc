@@ -1,6 +1,7 @@
-// A library to be loaded into tritonserver before its own (LD_PRELOAD). This file is the table of the functions that it stands
-// in front of: which part of the guard each of them is for, and whose calls of it were read and tried. In any other program
-// it hands the calls on, and in children of the server as well: they have copies of its descriptors, and not its callers.
+// A library that is loaded into tritonserver before its own libraries (LD_PRELOAD). This file is the table of the
+// functions that it interposes: which part of the guard needs each of them, and whose calls were read and tried. In any
+// other program the functions only call the originals. They do so in children of the server as well, which have copies
+// of its descriptors, but not its callers.
 //
 // function                          for              whose calls               checked against
 // readv                             refuse           libevhtp, libevent        libevhtp 1.2.18, libevent 2.1.12
@@ -18,7 +19,7 @@
 // setpriority, pthread_create       workarounds      tritonserver              tritonserver 2.51 to 2.68
 // TRITONSERVER_..., TRITONBACKEND_  see each         front ends, backends      tritonserver 2.44 to 2.71
 //
-// `tests/guard` tries all of it with the server that is installed; docs/servers.md says with which ones that was done.
+// `tests/guard` tries all of them with the installed server. docs/servers.md lists the versions that were tried.
 
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -84,8 +85,8 @@ EXPORT int shm_open(const char* name, int flags, mode_t mode) {
   return OpenSharedMemory(name, flags, mode, IsInProgram(__builtin_return_address(0)));
 }
 
-// The front ends map the shared memory of callers and nothing else: for a second region of one file with the number that its
-// descriptor had before it was closed, which may be that of any other file by now.
+// The front ends map nothing but the shared memory of callers. For a second region of one file they use the number of a
+// descriptor that they have closed, which may be that of any other file by now.
 EXPORT void* mmap(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
   const auto next = NEXT(mmap);
   if (fd < 0 || (flags & MAP_TYPE) != MAP_SHARED || Active() == nullptr || !IsInProgram(__builtin_return_address(0))) {
@@ -119,7 +120,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputData(TRITONSE
   return error != nullptr ? error : next(request, name, base, size, memory_type, memory_type_id);
 }
 
-// As above, for what comes over gRPC.
+// The same check for inputs that come over gRPC.
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
     TRITONSERVER_InferenceRequest* request, const char* name, const void* base,
     TRITONSERVER_BufferAttributes* attributes) {
@@ -149,7 +150,7 @@ EXPORT TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output* outp
   return error != nullptr ? error : CheckOutputBuffer(*buffer, size);
 }
 
-// A classification of texts divides by it in servers up to 2.58.
+// Servers up to 2.58 divide by this size when they classify texts.
 EXPORT uint32_t TRITONSERVER_DataTypeByteSize(int data_type) {
   const auto next = NEXT(TRITONSERVER_DataTypeByteSize);
   const uint32_t size = next(data_type);
@@ -193,7 +194,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetResponseCallback(
     TRITONSERVER_InferenceRequest* request, TRITONSERVER_ResponseAllocator* allocator, void* allocator_user,
     void (*on_response)(TRITONSERVER_InferenceResponse*, uint32_t, void*), void* user) {
   const auto next = NEXT(TRITONSERVER_InferenceRequestSetResponseCallback);
-  // The guard's own front end for gRPC tells by itself how a request ends.
+  // The guard's own front end for gRPC reports by itself how a request ends.
   return Active() != nullptr && IsInProgram(__builtin_return_address(0))
              ? WatchResponses(next, request, allocator, allocator_user, on_response, user)
              : next(request, allocator, allocator_user, on_response, user);
@@ -201,7 +202,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetResponseCallback(
 
 EXPORT ssize_t writev(int fd, const iovec* parts, int count) { return WriteHttp(fd, parts, count); }
 
-// By such a parameter a request that the front end for gRPC has handed on is found again.
+// The front end for gRPC sets such a parameter on each request that it hands on, to find the request again.
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetIntParameter(TRITONSERVER_InferenceRequest* request,
                                                                         const char* name, int64_t value) {
   const auto next = NEXT(TRITONSERVER_InferenceRequestSetIntParameter);
@@ -234,8 +235,9 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetDoubleParameter(TRITO
 
 // --- handover ----------------------------------------------------------------------------------------------------------
 
-// No program that the server starts gets a connection: one that outlives the server, such as a stub of the Python
-// backend or what its model has started, would keep it open, and the caller would wait for an answer from nobody.
+// No program that the server starts inherits a connection. A program that outlives the server, such as a stub of the
+// Python backend or a process that its model has started, would keep the connection open, and its caller would wait for
+// an answer that never comes.
 EXPORT int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
   return Accept(listener, address, length, flags | SOCK_CLOEXEC);
 }
@@ -269,7 +271,7 @@ EXPORT int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms) 
 // The server has functions for epoll of its own (libevent 2.1.12), which call this one.
 EXPORT long syscall(long number, ...) noexcept {
   const auto next = NEXT(syscall);
-  // As many as there can be: what was not given is not looked at.
+  // Always reads the most arguments that a system call has. The kernel ignores those that the caller has not given.
   std::array<long, 6> given{};
   va_list arguments;
   va_start(arguments, number);
@@ -299,7 +301,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...) noexcept {
 
 // --- workarounds -------------------------------------------------------------------------------------------------------
 
-// Sockets of the server's own code alone: others may be read in other ways.
+// Only sockets of the server's own code are deferred, because other code may read its sockets in other ways.
 EXPORT int socketpair(int domain, int type, int protocol, int* fds) noexcept {
   const int result = NEXT(socketpair)(domain, type, protocol, fds);
   const bool is_stream = domain == AF_UNIX && (type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC)) == SOCK_STREAM;
@@ -336,7 +338,7 @@ EXPORT sighandler_t signal(int number, sighandler_t handler) noexcept {
   return next(number, handler);
 }
 
-// The first that the thread of an instance does.
+// The thread of an instance calls this before anything else.
 EXPORT int setpriority(__priority_which_t which, id_t who, int priority) {
   const auto next = NEXT(setpriority);
   if (Active() != nullptr && which == PRIO_PROCESS && who == static_cast<id_t>(syscall(SYS_gettid))) {
@@ -356,7 +358,7 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, v
   return CreateThread(next, thread, attributes, run, argument);
 }
 
-// What a load balancer asks. The proxy backend asks as well, for calls of callables, which wait for a worker.
+// Load balancers ask this. The proxy backend asks it as well, for calls of callables, which wait for a worker.
 EXPORT TRITONSERVER_Error* TRITONSERVER_ServerIsReady(TRITONSERVER_Server* server, bool* ready) {
   const auto next = NEXT(TRITONSERVER_ServerIsReady);
   TRITONSERVER_Error* const error = next(server, ready);
@@ -415,7 +417,8 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_ServerDelete(TRITONSERVER_Server* server
   return next(server);
 }
 
-// Clients ask for it that wait for their model. Who has misspelt its name need not wait for long.
+// Clients that wait for their model ask for its configuration. A client that has misspelt the name learns so without a
+// long wait.
 EXPORT TRITONSERVER_Error* TRITONSERVER_ServerModelConfig(TRITONSERVER_Server* server, const char* name,
                                                           int64_t version, uint32_t config_version, void** config) {
   const auto next = NEXT(TRITONSERVER_ServerModelConfig);
@@ -450,7 +453,7 @@ EXPORT void pytriton_guard_announce_response(uint64_t bytes, bool wants_stream) 
   GivenResponse::Announce(bytes, wants_stream);
 }
 
-// Between the two, responses that this thread sends to streams over gRPC are written together.
+// Between these two calls, responses that this thread sends to streams over gRPC are written together.
 EXPORT void pytriton_guard_begin_responses() { grpc::WrittenTogether::Begin(); }
 
 EXPORT void pytriton_guard_end_responses() { grpc::WrittenTogether::End(); }

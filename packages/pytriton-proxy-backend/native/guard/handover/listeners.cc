@@ -31,7 +31,7 @@ struct DescriptorMessage {
   msghdr message{};
 };
 
-// Receives one descriptor; -1 where no more wait.
+// Receives one descriptor; returns -1 if no more are in the channel.
 int ReceiveDescriptor(int channel) {
   DescriptorMessage given;
   if (recvmsg(channel, &given.message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <= 0) return -1;
@@ -49,7 +49,7 @@ void SendDescriptor(int channel, int fd) {
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  // A starter that has gone needs none.
+  // The result is ignored: a starter that has ended needs no descriptor.
   (void)!sendmsg(channel, &given.message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -99,7 +99,8 @@ bool Listeners::Adopt(int fd, const sockaddr* address, socklen_t length) {
                 std::memcmp(&mine->sin6_addr, &wanted->sin6_addr, sizeof(in6_addr)) == 0;
     }
     if (!is_same) continue;
-    // That it does not block, and its other options, are of the socket: the same front end has set them before.
+    // O_NONBLOCK and other options belong to the socket and not to the descriptor, and the same front end of the server
+    // before has set them.
     if (dup3(given, fd, (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0) < 0) return false;
     close(given);
     given = -1;

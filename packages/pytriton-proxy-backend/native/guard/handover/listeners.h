@@ -1,5 +1,6 @@
-// The sockets at which the server listens. The process that has started it gets a copy of each, and hands it to the
-// server that is to follow, so that both have one queue of connections; a byte says which of them serves.
+// The listening sockets of the server. The process that started the server (the starter) gets a copy of each and hands
+// it to the next server, so that both share one queue of connections. A byte in shared memory says which of the two
+// serves.
 #pragma once
 
 #include <sys/socket.h>
@@ -15,28 +16,30 @@ namespace pytriton::guard {
 
 class Listeners {
  public:
-  // Takes what the starter has given out of the environment: a channel, a page with the byte and others behind
-  // it (handover.py has the list), and in the channel the sockets of the server before this one. Without it nothing is told, and all connections are accepted.
-  // Where the part is switched off, the page is taken all the same, as it says more than whose turn it is; the sockets are not.
+  // Reads from the environment where the starter has put a channel and a page of shared memory. The page holds the byte
+  // and others behind it (handover.py has the list), and the channel holds the sockets of the server before this one.
+  // Without them, the guard reports no sockets and accepts all connections. If the handover is switched off, the guard
+  // still uses the page, whose other bytes it needs, but not the sockets.
   void Start(bool is_on);
 
-  // Puts the socket of the server before this one in the place of one that is about to be bound to the same address;
-  // false where there is none.
+  // Replaces a socket that is about to be bound by the socket of the server before this one for the same address.
+  // Returns false if there is none.
   bool Adopt(int fd, const sockaddr* address, socklen_t length);
-  // Tells the starter of a socket that listens.
+  // Sends the starter a copy of a socket that listens.
   void OnListen(int fd);
   void OnClose(int fd);
 
   bool Has(int fd) const;
-  // Whether a program of ours has started the server, and it is to end with that.
+  // Whether a program of ours has started the server. The server ends with that program.
   bool has_starter() const { return channel_ >= 0; }
   bool accepts() const { return role() == kServing; }
-  // Whether the starter tries out what is in force: what is refused meanwhile is its own.
+  // Whether the starter is testing which protections are in force. Requests that are refused meanwhile are those of the
+  // test.
   bool is_tried() const { return page_ != nullptr && page_[kTriedPlace].load(std::memory_order_relaxed) != 0; }
-  // Whether its script has bound all of its models: no other is about to come.
+  // Whether the starter's script has bound all of its models, so that no further model will be loaded.
   bool is_complete() const { return page_ != nullptr && page_[kCompletePlace].load(std::memory_order_relaxed) != 0; }
-  // Whether the server is to end, and takes no more requests for inference. The starter says so first, and then waits until
-  // there are none: so a request is counted before this is asked.
+  // Whether the server is about to end and takes no more requests for inference. The starter sets this first and then
+  // waits until the count of requests is 0, so a request has to be counted before this is asked.
   bool is_ending() const { return page_ != nullptr && page_[kEndingPlace].load(std::memory_order_seq_cst) != 0; }
   void CountRequest() {
     if (page_ != nullptr) requests().fetch_add(1, std::memory_order_seq_cst);
@@ -44,7 +47,8 @@ class Listeners {
   void EndRequest() {
     if (page_ != nullptr) requests().fetch_sub(1, std::memory_order_release);
   }
-  // Whether what callers still ask over their connections is to be answered by the server that follows.
+  // Whether the next server answers the requests that callers still send, so that their connections here are to be
+  // closed.
   bool has_left() const { return role() == kLeft; }
 
  private:

@@ -15,10 +15,10 @@
 namespace pytriton::guard {
 namespace {
 
-// More than a process can address.
+// No process can address more memory than this.
 constexpr uint64_t kMostMemory = 1ull << 47;
 
-// The request that this thread makes, and the bytes of its inputs so far.
+// The request that this thread is making, and the bytes of its inputs so far.
 struct RequestInputs {
   void Begin(const TRITONSERVER_InferenceRequest* made) {
     request = made;
@@ -33,7 +33,7 @@ struct RequestInputs {
 };
 thread_local RequestInputs t_inputs;
 
-// Says what is wrong with one more input of a request; empty if nothing is.
+// Returns what is wrong with one more input of a request, or an empty text.
 std::string FindInputProblem(Guard* guard, const TRITONSERVER_InferenceRequest* request, const char* name, int data_type,
                              const int64_t* shape, uint64_t dims_count, int* code) {
   *code = kInvalidArgument;
@@ -50,8 +50,9 @@ std::string FindInputProblem(Guard* guard, const TRITONSERVER_InferenceRequest* 
     return what() + ", more than " + Bytes(guard->limits.max_input_bytes) + ", the limit max_input_bytes of the guard";
   }
   if (t_inputs.bytes <= kSmall) return "";
-  // The front end takes the memory for a tensor in JSON before it looks whether the elements are there. Tensors in
-  // shared memory are not in the request. Which of the requests that wait for their response this is cannot be told.
+  // The front end allocates the memory of a tensor in JSON before it checks that the elements are there. Tensors in
+  // shared memory are no part of the request body. The guard cannot know which of the requests in flight this one is,
+  // so it compares with the bytes of all of them.
   if (t_reads_http && guard->pipelined.load(std::memory_order_relaxed) == 0 && !guard->has_gpu &&
       !guard->has_shared_memory.load(std::memory_order_relaxed)) {
     const uint64_t sent = guard->awaiting.load(std::memory_order_relaxed) + DecompressedBytes();
@@ -104,7 +105,7 @@ TRITONSERVER_Error* CheckInput(const TRITONSERVER_InferenceRequest* request, con
   return problem.empty() ? nullptr : Error(code, problem);
 }
 
-// The sum of offset and size of a place in shared memory may have overflowed.
+// The sum of an offset and a size in shared memory may have overflowed before this call.
 TRITONSERVER_Error* CheckInputData(const char* name, const void* base, size_t size) {
   if (Refusing() == nullptr) return nullptr;
   Reach(Protection::kInputData);
@@ -127,7 +128,7 @@ TRITONSERVER_Error* CheckTensorBytes(size_t size) {
   return Error(kInvalidArgument, "a tensor is said to have " + Bytes(size));
 }
 
-// Each name once: the server leaks a little for every further time.
+// A request may name each output only once, because the server leaks memory for each repetition.
 TRITONSERVER_Error* CheckRequestedOutput(const TRITONSERVER_InferenceRequest* request, const char* name) {
   if (Refusing() == nullptr || name == nullptr) return nullptr;
   Reach(Protection::kRequestedOutputs);
