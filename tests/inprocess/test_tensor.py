@@ -331,6 +331,9 @@ def test_torch_shares_memory_both_ways() -> None:
         (lambda: Tensor.from_dlpack(Foreign(np.ones(2, np.complex64))), UnsupportedError, "type code 5"),
         (lambda: Tensor.from_dlpack(_Capsule("no capsule")), InvalidArgumentError, "capsule"),
         (lambda: Tensor.from_dlpack(np.array([1, None], object)), InvalidArgumentError, "int"),
+        (lambda: Tensor.from_dlpack(np.ma.array([1, 2], mask=[False, True])), InvalidArgumentError, "1 masked"),
+        (lambda: Tensor.from_string_array(np.ma.array([b"a"], mask=[True])), InvalidArgumentError, "1 masked"),
+        (lambda: Tensor.from_dlpack(_OnADevice()), InvalidArgumentError, "_OnADevice.*RuntimeError: on a device"),
         (lambda: Tensor.from_string_array([["a"], ["b", "c"]]), InvalidArgumentError, "shape"),
         (lambda: Tensor.from_string_array([1, 2]), InvalidArgumentError, "int"),
         (lambda: Tensor.from_bytes_array(np.ones(3)), InvalidArgumentError, "float64"),
@@ -353,6 +356,11 @@ def test_what_is_no_tensor_is_refused_where_it_is_made(
 ) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+class _OnADevice:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("on a device")
 
 
 def _buffer() -> MemoryBuffer:

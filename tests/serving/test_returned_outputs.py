@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any
@@ -18,7 +19,7 @@ from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch
 from pytriton.inprocess import Server
-from pytriton.model_config import Tensor
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton
 from support.serving import local_config, running, short_home
 from support.waiting import eventually
@@ -178,12 +179,19 @@ def server() -> Iterator[Server]:
 
 @contextmanager
 def asking(
-    way: Any, plain: Callable[..., Any], outputs: list[Tensor], triton: Triton, server: Server, *, strict: bool = False
+    way: Any,
+    plain: Callable[..., Any],
+    outputs: list[Tensor],
+    triton: Triton,
+    server: Server,
+    *,
+    strict: bool = False,
+    config: ModelConfig | None = None,
 ) -> Iterator[Ask]:
     """Call a new model, served by a callable in this process, by one named `make_...` in another, or in process."""
     name = next(names)
     if way == "in process":
-        server.bind(name, plain, X, outputs, strict=strict)
+        server.bind(name, plain, X, outputs, strict=strict, config=config)
 
         def infer(value: int) -> Outputs:
             [response] = server.model(name).infer(inputs={"x": np.array([[value]])})
@@ -200,7 +208,7 @@ def asking(
             binding, way = stack.enter_context(remote), plain
         elif way == "process":
             way = ProcessWorker(f"{__file__}:make_{plain.__name__}")
-        binding.bind(name, way, X, outputs, strict=strict)
+        binding.bind(name, way, X, outputs, strict=strict, config=config)
         stack.callback(binding.unbind, name)
         client = stack.enter_context(ModelClient(triton.grpc_url, name))
         yield lambda value: client.infer_batch(np.array([[value]]))
@@ -322,6 +330,48 @@ def test_what_cannot_be_an_array_is_refused_with_the_reason(way: Any, triton: Tr
         ),
     ):
         ask(1)
+
+
+MASKED = np.ma.array([[1.5], [2.5]], mask=[[False], [True]])
+
+
+def without_values(requests: Any) -> list[Any]:
+    """Return what no tensor can hold to those who ask for it: words as numbers, or a masked value."""
+    own = np.array([["1.5"], ["two"]], dtypes.StringDType() if hasattr(dtypes, "StringDType") else object)
+    return [{"y": {0: own[:1], 1: own[1:], 2: MASKED[:1], 3: MASKED[1:]}[request["x"].item()]} for request in requests]
+
+
+@batch
+def masked_column(x: Array) -> Outputs:
+    return {"y": MASKED[x[:, 0] % 2]}
+
+
+@pytest.mark.parametrize("way", ["threads", "in process"])
+def test_what_is_no_value_fails_its_own_request_with_the_reason(way: str, triton: Triton, server: Server) -> None:
+    def ask_all(ask: Ask, answers: dict[int, str | float]) -> None:
+        with ThreadPoolExecutor(len(answers)) as pool:
+            waiting = {pool.submit(ask, number): answer for number, answer in answers.items()}
+            for future, answer in waiting.items():
+                if isinstance(answer, float):
+                    assert future.result(60)["y"].item() == answer
+                else:
+                    error = future.exception(60)
+                    assert isinstance(error, (PyTritonClientInferenceServerError, inprocess.TritonError))
+                    assert re.search(answer, str(error)), error
+
+    no_word, no_mask = r"'y'.*values cannot be cast.*two", r"'y'.*masked values.*filled.*1 masked of 1"
+    cases: list[tuple[Any, dict[int, str | float]]] = [
+        (without_values, {0: 1.5, 1: no_word, 2: 1.5, 3: no_mask}),
+        (masked_column, {2: 1.5, 3: no_mask}),
+    ]
+    for given, answers in cases:
+        callable_: Any = given if way == "threads" else way
+        batcher = DynamicBatcher(max_queue_delay_microseconds=200_000)
+        config = ModelConfig(max_batch_size=4, batcher=batcher)
+        outputs = [Tensor((1,), np.float32, "y")]
+        with asking(callable_, given, outputs, triton, server, config=config) as ask:
+            for _ in range(3):
+                ask_all(ask, answers)
 
 
 CHANGED_OUTPUTS = [Tensor((1,), np.int8, "whole"), Tensor((1,), np.float32, "real")]

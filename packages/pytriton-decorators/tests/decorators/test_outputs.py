@@ -1,11 +1,14 @@
 import collections
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from pytriton.decorators import batch, convert_output
-from pytriton.exceptions import PyTritonValidationError
+from pytriton.decorators import ConstantPadder, Shape, batch, convert_output, group_by_values, model
+from pytriton.decorators.testing import Harness
+from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
+from pytriton.model_config import Tensor
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
 
@@ -62,3 +65,50 @@ def test_arrays_of_other_libraries_are_split_in_any_mapping(kind: Any) -> None:
 
     first, second = made([{"x": np.zeros((2, 1))}, {"x": np.zeros((1, 1))}])
     assert [each["y"].tolist() for each in (first, second)] == [[0, 1], [2]]
+
+
+Rows = Annotated[NDArray[np.float64], Shape("batch", 1)]
+
+
+class TestMasks:
+    """A mask reaches whoever refuses it: numpy.asarray gives what lies below, which nobody wants to be sent."""
+
+    @staticmethod
+    def requests(count: int = 2) -> list[Any]:
+        return [{"x": [[number]]} for number in range(count)]
+
+    @staticmethod
+    def masked(x: Any) -> Any:
+        return {"y": np.ma.array(x + 0.5, mask=x == 1)}
+
+    @pytest.mark.parametrize("decorators", [[batch], [batch, group_by_values("x")]])
+    def test_in_an_answer(self, decorators: Any) -> None:
+        infer: Any = self.masked
+        for decorator in reversed(decorators):
+            infer = decorator(infer)
+        harness = Harness(infer, [Tensor((1,), np.int64, "x")], [Tensor((1,), np.float64, "y")])
+        assert harness.infer(self.requests(1))[0]["y"].tolist() == [[0.5]]
+        with pytest.raises(PyTritonValidationError, match=r"'y' of request 1.*masked"):
+            harness.infer(self.requests())
+
+    def test_in_a_group_that_is_padded(self) -> None:
+        harness = Harness(batch(group_by_values("x", pad_fn=ConstantPadder())(self.masked)))
+        with pytest.raises(PyTritonRuntimeError, match=r"'y'.*masked values"):
+            harness.infer(self.requests())
+
+    def test_in_a_request(self) -> None:
+        with pytest.raises(PyTritonValidationError, match=r"'x' of request 0.*masked"):
+            Harness(batch(self.masked)).infer([{"x": np.ma.array([[1]], mask=[[True]])}])
+
+    def test_under_hints(self) -> None:
+        @model(batched=True)
+        def hinted(x: Rows) -> Rows:
+            return np.ma.array(x, mask=x == 1)
+
+        assert Harness(hinted).infer([{"x": [[0.0]]}])[0]["output"].tolist() == [[0.0]]
+        with pytest.raises(PyTritonValidationError, match="masked"):
+            Harness(hinted).infer([{"x": [[1.0]]}])
+
+    def test_in_text_that_no_client_could_read(self) -> None:
+        with pytest.raises(PyTritonValidationError, match=r"'y' of request 0 has no form in UTF-8 at place 0"):
+            Harness(batch(lambda x: {"y": np.array([["\ud800"]], object)})).infer(self.requests(1))

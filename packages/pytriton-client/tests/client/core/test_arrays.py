@@ -183,6 +183,27 @@ def test_strings_that_are_none(value: Any, where: str) -> None:
     assert where in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.bytes_])
+@pytest.mark.parametrize("casting", ["safe", "same_kind"])
+def test_a_mask_is_not_dropped(dtype: Any, casting: Any) -> None:
+    """numpy.asarray gives what lies below a mask, which nobody wants to be sent."""
+    tensor = TensorSpec("x", (-1,), dtype)
+    values = np.array([b"1", b"2", b"3"]).astype(dtype)
+    with pytest.raises(PyTritonClientValueError, match=r"'x'.*a value in every place.*1 masked.*filled"):
+        to_wire_array(np.ma.array(values, mask=[False, True, False]), tensor, casting)
+    assert to_wire_array(np.ma.array(values, mask=[False] * 3), tensor, casting).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.bytes_])
+def test_what_another_library_says_comes_with_the_name_of_the_input(dtype: Any) -> None:
+    class OnADevice:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            raise RuntimeError("it lies on a device")
+
+    with pytest.raises(PyTritonClientValueError, match=r"Input 'x': expected.*RuntimeError: it lies on a device"):
+        to_wire_array(OnADevice(), TensorSpec("x", (-1,), dtype))
+
+
 def test_scalar_takes_the_rank_of_the_tensor() -> None:
     assert to_wire_array(1, TensorSpec("x", (1, -1), np.int32)).shape == (1, 1)
     assert to_wire_array("a", TensorSpec("x", (1,), np.bytes_)).shape == (1,)

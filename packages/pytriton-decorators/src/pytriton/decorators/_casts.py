@@ -10,15 +10,20 @@ import numpy as np
 def as_array(value: Any) -> Any:
     """Return an array of another library, such as a column of pandas or pyarrow, as one of numpy.
 
-    Everything else is returned as it is, and so is what cannot be a numpy array, such as a tensor on a device: whoever
-    serves the callable refuses it with the reason.
+    Everything else is returned as it is, and so is what cannot be a numpy array, such as a tensor on a device, or an
+    array with masked values: whoever serves the callable refuses it with the reason.
     """
-    if type(value) is np.ndarray or not hasattr(value, "__array__"):
+    if type(value) is np.ndarray or not hasattr(value, "__array__") or has_mask(value):
         return value
     try:
         return np.asarray(value)
     except Exception:
         return value
+
+
+def has_mask(value: Any) -> bool:
+    """Return whether it is an array with masked values, which numpy.asarray would replace with what lies below."""
+    return isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and bool(np.ma.is_masked(value))
 
 
 def cast_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:

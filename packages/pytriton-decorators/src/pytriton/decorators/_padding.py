@@ -16,6 +16,7 @@ from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import current_scope, find_batched_arrays
 from pytriton.decorators._calls.types import InferenceResult
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
+from pytriton.decorators._casts import as_array, has_mask
 from pytriton.decorators._rows import PartialOutputs
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonRuntimeError
 from pytriton.model_config.triton_model_config import TritonModelConfig
@@ -199,13 +200,18 @@ class ConstantPadder:
                     f"Only {len(column)} of the {len(padded)} batches to be padded have an array {name!r}. Expected "
                     "the same names in all of them."
                 )
-            for arrays, array in zip(padded, self._pad(name, [np.asarray(array) for array in column]), strict=True):
+            for arrays, array in zip(padded, self._pad(name, [as_array(array) for array in column]), strict=True):
                 arrays[name] = array
         return list(padded)
 
     def _pad(self, name: str, column: list[Any]) -> list[Any]:
         first = column[0]
         for array in column:
+            if has_mask(array):
+                raise PyTritonRuntimeError(
+                    f"Arrays {name!r} of the batches to be padded have masked values. Expected a value in every place, "
+                    "such as array.filled(0) gives."
+                )
             strings = first.dtype.kind == array.dtype.kind and first.dtype.kind in "SU"
             if not strings and array.dtype != first.dtype:
                 raise PyTritonRuntimeError(

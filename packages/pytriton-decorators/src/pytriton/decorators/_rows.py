@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytriton.decorators._calls.inputs import replace_arrays
-from pytriton.decorators._casts import as_array, describe_value
+from pytriton.decorators._casts import as_array, describe_value, has_mask
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
 
@@ -139,7 +139,7 @@ def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.i
         positions = np.concatenate([_positions(order[span], outputs) for span, outputs in groups])
     by_position = positions.argsort()
     merged = {
-        name: _concatenate(name, [np.asarray(outputs[name]) for _, outputs in groups]).take(by_position, 0)
+        name: _concatenate(name, [as_array(outputs[name]) for _, outputs in groups]).take(by_position, 0)
         for name in first
     }
     kept = None if len(positions) == len(order) else positions[by_position]
@@ -175,4 +175,6 @@ def _concatenate(name: str, arrays: list[Any]) -> Any:
     if len({array.dtype.kind for array in arrays}) > 1 and any(array.dtype.kind in "OSUT" for array in arrays):
         # numpy would convert strings of several kinds to one kind, and drop the zeros at their ends.
         arrays = [array.astype(object) for array in arrays]
-    return np.concatenate(arrays)
+    # numpy.concatenate drops masks, and with them what the server refuses.
+    join: Any = np.ma.concatenate if any(map(has_mask, arrays)) else np.concatenate
+    return join(arrays)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytriton.decorators._calls.inputs import get_arrays, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._casts import as_array, cast_numbers
+from pytriton.decorators._casts import as_array, cast_numbers, has_mask
 from pytriton.decorators._fake_request import request_type
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -109,6 +109,8 @@ class Checker:
                     received=name,
                 )
         declared = None if spec is None else np.dtype(spec.dtype)
+        if has_mask(value):
+            raise _mismatch_error(where, name, index, "values", "a value in every place", "masked ones")
         try:
             array = np.asarray(value)
         except ValueError as error:
@@ -176,6 +178,8 @@ class Checker:
         value = as_array(value)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise _mismatch_error(where, name, index, "type", "a numpy array", f"{type(value).__name__} {value!r:.100}")
+        if has_mask(value):
+            raise _mismatch_error(where, name, index, "values", "a value in every place", "masked ones")
         array = np.asarray(value)
         if self._config.batching and not array.ndim:
             raise _mismatch_error(where, name, index, "shape", "a batch axis in front", array.shape)
@@ -235,7 +239,15 @@ def _as_bytes(array: Any, where: str, name: str) -> Any:
     flat = array.reshape(-1).tolist()
     for position, element in enumerate(flat):
         if isinstance(element, str):
-            flat[position] = element.encode()
+            try:
+                flat[position] = element.encode()
+            except UnicodeEncodeError as error:
+                raise PyTritonValidationError(
+                    f"{where} has no form in UTF-8 at place {position}: expected text, received {element!r:.100}.",
+                    tensor=name,
+                    expected="text that UTF-8 can encode",
+                    received=element,
+                ) from error
         elif not isinstance(element, (bytes, bytearray)):
             raise PyTritonValidationError(
                 f"{where} is an array of objects with a {type(element).__name__} at place {position}, expected "

@@ -14,6 +14,7 @@ from .spec import TensorSpec
 
 # How the hints of values begin that travel as the text of JSON.
 _OBJECT, _LIST_OF_OBJECTS = "dict", "list[dict"
+_FILL = "Fill them, such as by value.filled(0)."
 
 
 def to_wire_array(value: object, tensor: TensorSpec, casting: Casting = "safe") -> npt.NDArray[Any]:
@@ -55,7 +56,7 @@ def _write_json(value: object, tensor: TensorSpec) -> bytes:
 def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDArray[Any]:
     target = np.dtype(tensor.dtype)
     if _has_own_type(value):
-        array = np.asarray(value)
+        array = _read_array(value, tensor)
         if array.dtype == target:
             # Equal types may still differ in byte order; Triton reads little-endian.
             return array.astype(target, copy=False)
@@ -131,14 +132,14 @@ def _convert_values(
 
 def _to_byte_strings(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
     if _has_own_type(value):
-        array = np.asarray(value)
+        array = _read_array(value, tensor)
     else:
         try:
             # As objects, because numpy cuts trailing zero bytes when it makes an S array.
             array = np.array(value, dtype=object)
             if array.size and type(array.flat[0]) is int:
                 array = np.array(_freeze(value), dtype=object)  # numpy would read a bytearray as a list of numbers
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             _refuse(tensor, "bytes or str", f"{_show(value)} ({error})", cause=error)
     if array.dtype.kind == "S":
         return array
@@ -180,6 +181,18 @@ def _has_own_type(value: object) -> bool:
     if isinstance(value, np.ndarray):
         return True
     return hasattr(value, "__array__") and not isinstance(value, np.generic)
+
+
+def _read_array(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+    """Return the elements of an array of numpy or of another library."""
+    if isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and np.ma.is_masked(value):
+        # numpy.asarray would give what lies below the mask.
+        _refuse(tensor, "a value in every place", f"an array with {int(np.sum(value.mask))} masked", _FILL)
+    try:
+        return np.asarray(value)
+    except Exception as error:  # What another library says, such as of a tensor on a device.
+        received = f"{_show(value)}, which cannot become one ({type(error).__name__}: {error})"
+        _refuse(tensor, "an array that numpy can read", received, cause=error)
 
 
 def _show(value: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytriton.decorators._casts import as_array, cast_numbers, describe_value
+from pytriton.decorators._casts import as_array, cast_numbers, describe_value, has_mask
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
@@ -176,6 +176,8 @@ class Value:
             value = as_array(value)
         if not isinstance(value, np.ndarray):
             raise self._rejected(name, model, describe_value(value), "a numpy array (numpy.asarray makes one)")
+        if has_mask(value):
+            raise self._rejected(name, model, "an array with masked values", "a value in every place")
         shape = value.shape
         fits = len(shape) == len(self.dims) and all(shape[axis] == size for axis, size in self._fixed_sizes)
         if not fits:

@@ -180,9 +180,18 @@ class Tensor:
         if isinstance(obj, Tensor):
             return obj
         if isinstance(obj, (np.ndarray, np.generic)):
-            return _from_array(np.asarray(obj))
+            return _from_array(_without_mask(obj))
         if not hasattr(obj, "__dlpack__") and type(obj).__name__ != "PyCapsule" and hasattr(obj, "__array__"):
-            return _from_array(np.asarray(obj))
+            try:
+                array = np.asarray(obj)
+            except Exception as error:  # What another library says, such as of a tensor on a device.
+                raise InvalidArgumentError(
+                    f"Expected an array that numpy can read, received a {type(obj).__name__} that cannot become one: "
+                    f"{type(error).__name__}: {error}.",
+                    expected="an array",
+                    received=type(obj).__name__,
+                ) from error
+            return _from_array(array)
         try:
             return Tensor(*import_dlpack(obj))
         except InvalidArgumentError:
@@ -352,9 +361,22 @@ def _from_array(array: Array) -> Tensor:
     return tensor_of_array(data_type, contiguous.shape, contiguous)
 
 
+def _without_mask(array: Any) -> Array:
+    """Return an array, or scalar, of numpy as a plain one."""
+    if isinstance(array, np.ma.MaskedArray) and array.dtype.names is None and np.ma.is_masked(array):
+        # numpy.asarray would give what lies below the mask.
+        raise InvalidArgumentError(
+            f"Expected a value in every place, received an array with {int(np.sum(array.mask))} masked. Fill them, "
+            "such as by array.filled(0).",
+            expected="a value in every place",
+            received="masked values",
+        )
+    return np.asarray(array)
+
+
 def _from_strings(strings: Any) -> Tensor:
     if isinstance(strings, np.ndarray) and strings.dtype.kind in "OSUT":
-        return _encoded(strings)
+        return _encoded(_without_mask(strings))
     if isinstance(strings, np.ndarray):
         raise InvalidArgumentError(
             f"Expected an array of strings (dtype object, S, U or StringDType), received one of {strings.dtype}.",

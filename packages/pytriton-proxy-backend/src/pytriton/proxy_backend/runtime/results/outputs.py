@@ -263,7 +263,10 @@ class OutputChecker:
         if spec.dtype.kind == "O":
             if kind in "OSUT":
                 return array
-        elif array.dtype == spec.dtype or array.dtype.newbyteorder("=") == spec.dtype:
+        elif array.dtype == spec.dtype or (
+            # Types that are always native, such as StringDType, refuse to be asked for another byte order.
+            not array.dtype.isnative and array.dtype.newbyteorder("=") == spec.dtype
+        ):
             return array.astype(spec.dtype, copy=False)
         elif (kind in "biufOSUT" or array.dtype.name == "bfloat16") and (
             not self._model.strict or is_safe(array.dtype, spec.dtype)
@@ -293,6 +296,15 @@ class OutputChecker:
 
     def _array_of(self, value: object, spec: TensorSpec, index: int) -> Array:
         """Return a value as an array: arrays of other libraries give their elements to numpy, lists have no type."""
+        if isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and np.ma.is_masked(value):
+            # numpy.asarray would give what lies below the mask.
+            raise self._error(
+                "it has masked values, of which a tensor knows nothing; fill them, such as by value.filled(0)",
+                spec.name,
+                index,
+                "a value in every place",
+                f"{int(np.sum(value.mask))} masked of {value.size}",
+            )
         if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
             try:
                 return np.asarray(value)
