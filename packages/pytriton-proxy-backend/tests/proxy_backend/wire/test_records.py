@@ -17,6 +17,7 @@ from pytriton.proxy.types import Request, make_requests
 from pytriton.proxy_backend import ProtocolError
 from pytriton.proxy_backend.transport.arena import PeerArena
 from pytriton.proxy_backend.wire.batch import Batch, BatchReader, RequestData, RequestWriter, lay_out_batch
+from pytriton.proxy_backend.wire.limits import COMPARED_BYTES
 from pytriton.proxy_backend.wire.record import Record
 
 NUMBERS = [
@@ -499,3 +500,153 @@ def test_a_layout_is_kept_for_requests_that_look_alike_only(requests: list[list[
             bare,
         ):
             assert written(writer.lay_out(request)) == written(lay_out_batch([request], batching=False))
+
+
+# Triton's numbers of data types, as docs/protocol.md has them.
+CODES = {"int32": 8, "float64": 12, "object": 13}
+
+
+@given(data=st.data(), batching=st.booleans(), stamps=st.tuples(st.integers(0, 9), st.integers(0, 9)))
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+def test_records_are_those_of_the_golden_generator(
+    golden: ModuleType, data: st.DataObject, batching: bool, stamps: tuple[int, int]
+) -> None:
+    """Byte by byte. Its texts have another order where there are parameters, so there are none."""
+    requests = [
+        dataclasses.replace(each, parameters={}, outputs=("y", "z")) for each in data.draw(request_lists(batching))
+    ]
+    record = lay_out_batch(requests, batching=batching, received_ns=stamps[0], sent_ns=stamps[1])
+    raw = written(record)
+    read = parse(raw, batching=batching).metadata.tensors
+    expected = golden.batch_record(
+        7,
+        [
+            golden.Request(
+                len(each.inputs["a"]) if batching else 1, each.flags, each.priority, each.timeout_us,
+                0 if isinstance(each.correlation_id, str) else each.correlation_id, each.request_id,
+                each.correlation_id if isinstance(each.correlation_id, str) else "", each.trace_context,
+                outputs=each.outputs,
+            )
+            for each in requests
+        ],
+        [
+            golden.Tensor(
+                tensor.name, CODES[tensor.dtype.name],
+                tensor.shape, raw[tensor.offset : tensor.offset + tensor.length], tensor.owner,
+            )
+            for tensor in read
+        ],
+        stamps,
+    )  # fmt: skip
+    assert raw == expected
+    assert record.layout.payload_bytes == sum(tensor.length for tensor in read)
+    if read:
+        assert record.layout.span == read[-1].offset + read[-1].length - read[0].offset
+
+
+# ---- batches that look alike, which the accelerator compares by `BatchMetadata.fixed` -------------------------------
+
+
+@pytest.fixture
+def alike(golden: ModuleType) -> bytes:
+    """Two requests with everything that a request may have, and inputs of both and of one."""
+    requests = [
+        golden.Request(
+            1, 1, 2, 3, 4, "id", "sequence", "", {"text": "value", "number": 1, "flag": True, "rate": 0.5}, ["y", "z"]
+        ),
+        golden.Request(2, parameters={"number": 2}, outputs=["z"]),
+    ]
+    tensors = [
+        golden.Tensor("x", golden.FP32, [3, 2], bytes(24)),
+        golden.Tensor("own", golden.INT64, [2, 1], bytes(16), owner=1),
+    ]
+    return bytes(golden.batch_record(7, requests, tensors))
+
+
+def is_alike(metadata: Any, raw: bytes) -> bool:
+    """Compare what `fixed` says that has to be compared."""
+
+    def text(record: bytes, at: int) -> bytes:
+        offset, length = struct.unpack_from("<II", record, at)
+        return record[offset : offset + length]
+
+    fixed, texts = metadata.fixed()
+    return all(raw[at : at + length] == metadata.raw[at : at + length] for at, length in fixed) and all(
+        text(raw, at) == text(metadata.raw, at) for at in texts
+    )
+
+
+def shape_of(metadata: Any) -> list[Any]:
+    """Return what batches that look alike have in common, as somebody who reads the metadata sees it."""
+    entries = [metadata.entry(index) for index in range(metadata.size[0])]
+    # Values of parameters are read, and checked, when somebody asks for them.
+    parameters = [
+        struct.unpack_from("<III", metadata.raw, at + 24 * i) for *_, at, n, _, _, _ in entries for i in range(n)
+    ]
+    return [
+        [entry[10] for entry in entries],
+        metadata.uniform_outputs,
+        [metadata.requested_outputs(index) for index in range(len(entries))],
+        [(metadata.text(offset, length), kind) for offset, length, kind in parameters],
+        [(tensor.name, tensor.dtype, len(tensor.shape), tensor.owner) for tensor in metadata.tensors],
+    ]
+
+
+def test_what_looks_alike_means_the_same(alike: bytes) -> None:
+    """Whatever byte of the metadata changes: either the comparison sees it, or nothing that is kept changes."""
+    metadata = parse(alike).metadata
+    expected = shape_of(metadata)
+    unseen = set()
+    for at in range(64, len(metadata.raw)):
+        for change in (1, 0x80):
+            raw = bytearray(metadata.raw)
+            raw[at] ^= change
+            if is_alike(metadata, bytes(raw)):
+                unseen.add(at)
+                assert shape_of(metadata.for_record(bytes(raw), resized=False)) == expected
+    entries, tensors = (64, 144), (224, 272)
+    for entry in entries:
+        # Rows, flags, priority, timeout, sequence, and the places of the texts that are read when they are asked for.
+        assert unseen >= set(range(entry, entry + 52))
+        # The length of the trace context; parameters and outputs.
+        assert not unseen & set(range(entry + 52, entry + 80))
+    for tensor in tensors:
+        assert not unseen & set(range(tensor + 8, tensor + 24))
+        assert unseen >= set(range(tensor + 24, tensor + 40))
+        assert not unseen & set(range(tensor + 40, tensor + 48))
+
+
+@pytest.mark.parametrize("rows", [(1, 2), (4, 1)])
+def test_the_sizes_of_what_looks_alike_are_its_own(alike: bytes, rows: tuple[int, int]) -> None:
+    whole = sum(rows)
+    known = parse(alike).metadata
+    known.layouts["kept"] = object()
+    raw = patched(
+        alike, ("I", 64, rows[0]), ("I", 144, rows[1]), ("Q", 224 + 32, whole * 8), ("Q", 272 + 32, rows[1] * 8),
+        ("q", 320, whole), ("q", 336, rows[1]),
+    )  # fmt: skip
+    raw = raw[: len(known.raw)]
+    made = known.for_record(raw, resized=True)
+    assert made.raw == raw
+    assert (made.rows, made.starts) == (list(rows), [0, rows[0], whole])
+    assert made.size == (2, whole, whole * 8 + rows[1] * 8)
+    assert made.layouts == {}
+    assert not hasattr(made, "tensors")
+    assert not hasattr(made, "columns")
+    same = known.for_record(raw, resized=False)
+    assert same.raw == raw
+    assert (same.rows, same.starts, same.size) == (known.rows, known.starts, known.size)
+    assert (same.layouts, same.tensors, same.columns) == (known.layouts, known.tensors, known.columns)
+
+
+def test_what_is_kept_of_batches_is_bounded_by_size(golden: ModuleType) -> None:
+    """Metadata of up to `COMPARED_BYTES` are kept, larger ones are not."""
+    for size, is_kept in ((COMPARED_BYTES, True), (COMPARED_BYTES + 64, False)):
+        empty = len(parse(golden.batch_record(7, [golden.Request()])).metadata.raw)
+        request = golden.Request(id="i" * (size - empty))
+        reader = BatchReader(True)
+        first = parse(golden.batch_record(7, [request]), reader=reader).metadata
+        assert len(first.raw) == size
+        assert (parse(golden.batch_record(7, [request]), reader=reader).metadata is first) is is_kept
