@@ -147,7 +147,7 @@ def test_a_sample_is_the_same_for_a_seed(mutants: Any, monkeypatch: pytest.Monke
 def test_the_nightly_run_fails_for_one_room_below_the_floor(
     mutants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = {mutants.HELD[1]: 1}
+    scores = {list(mutants.HELD)[1]: 1}
     tried = []
 
     def try_out(path: Path, tests: list[Path], _asked: Any, floor: float) -> int:
@@ -156,7 +156,8 @@ def test_the_nightly_run_fails_for_one_room_below_the_floor(
 
     monkeypatch.setattr(mutants, "try_out", try_out)
     assert mutants.main(["--nightly"]) == 1
-    assert tried == [(path, [], 90.0) for path in mutants.HELD]
+    assert tried == [(path, tests, 90.0) for path, tests in mutants.HELD.items()]
+    assert all((ROOT / path).is_dir() for each, tests in mutants.HELD.items() for path in (each, *tests))
     scores.clear()
     assert mutants.main(["--nightly"]) == 0
     for wrong in ([], ["--nightly", str(CHANGED)]):
