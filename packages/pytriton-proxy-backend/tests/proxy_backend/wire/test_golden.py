@@ -3,6 +3,7 @@
 import dataclasses
 import mmap
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,25 +37,28 @@ def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("name", "packet"),
     [
-        ("segment", messages.pack_segment(2, 1 << 33)),
-        ("segment_close", messages.pack_segment_close(2)),
-        ("batch", messages.pack_batch(7, 2, (1 << 32) + 128, 1 << 32, consumed=5)),
-        ("response", messages.pack_response(7, 1, 1 << 33, 4096, messages.INPUT_RELEASED | messages.BATCH_DONE)),
-        ("fail", messages.pack_fail(7, layout.ErrorCode.INVALID_ARG, "größer")),
-        ("release_acknowledge", messages.pack_acknowledge(6)),
-        ("release_block", messages.pack_release(2, (1 << 32) + 128)),
-        ("cancel", messages.pack_cancel(7, 2)),
-        ("responses", messages.pack_responses(1, 1 << 33, 8192)),
-        ("pause", messages.pack_pause(7, 2)),
-        ("resume", messages.pack_resume(7, 2)),
-        ("wake", messages.pack_wake()),
-        ("detach", messages.pack_detach()),
-        ("activity_ask", messages.pack_activity()),
-        ("activity", messages.pack_activity(taken=9, in_flight=3)),
+        ("segment", lambda: messages.pack_segment(2, 1 << 33)),
+        ("segment_close", lambda: messages.pack_segment_close(2)),
+        ("batch", lambda: messages.pack_batch(7, 2, (1 << 32) + 128, 1 << 32, consumed=5)),
+        (
+            "response",
+            lambda: messages.pack_response(7, 1, 1 << 33, 4096, messages.INPUT_RELEASED | messages.BATCH_DONE),
+        ),
+        ("fail", lambda: messages.pack_fail(7, layout.ErrorCode.INVALID_ARG, "größer")),
+        ("release_acknowledge", lambda: messages.pack_acknowledge(6)),
+        ("release_block", lambda: messages.pack_release(2, (1 << 32) + 128)),
+        ("cancel", lambda: messages.pack_cancel(7, 2)),
+        ("responses", lambda: messages.pack_responses(1, 1 << 33, 8192)),
+        ("pause", lambda: messages.pack_pause(7, 2)),
+        ("resume", lambda: messages.pack_resume(7, 2)),
+        ("wake", lambda: messages.pack_wake()),
+        ("detach", lambda: messages.pack_detach()),
+        ("activity_ask", lambda: messages.pack_activity()),
+        ("activity", lambda: messages.pack_activity(taken=9, in_flight=3)),
     ],
 )
-def test_messages(name: str, packet: bytes) -> None:
-    assert packet == read(name)
+def test_messages(name: str, packet: Callable[[], bytes]) -> None:
+    assert packet() == read(name)
 
 
 def without_sender(packet: bytes) -> bytes:

@@ -8,12 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pytriton.proxy_backend import ProtocolError
 from pytriton.proxy_backend.wire import layout
 from pytriton.proxy_backend.wire.batch import Batch, BatchReader, RequestData, RequestWriter, lay_out_batch
-from pytriton.proxy_backend.wire.record import Record
-from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, lay_out_columns, read_responses
+from pytriton.proxy_backend.wire.record import Record, make_tensor
+from pytriton.proxy_backend.wire.response import (
+    AnswerReader,
+    ResponseData,
+    ResponseWriter,
+    lay_out_columns,
+    read_responses,
+)
 
 
 def written(record: Record, *, mapped: bool = False, number: int = 7) -> bytearray:
@@ -212,3 +220,203 @@ def test_layouts_of_requests_are_kept_but_not_many_and_not_large_ones() -> None:
     for size in range(2, 2048):
         lay_out(size)
     assert lay_out(1) is not first
+
+
+FINAL, ERROR, EMPTY, RESCHEDULE, CONTINUES = layout.ResponseFlag
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("flags", range(32))
+def test_what_the_flags_of_a_response_mean(golden: ModuleType, flags: int, decoupled: bool) -> None:
+    raw = golden.response_record(7, [golden.Answer(0, flags=flags, error_code=3, error="why")])
+    [response] = read_responses(memoryview(raw), 7, 1, decoupled=decoupled)
+    assert response.error == ("why" if ERROR & flags else None)
+    assert response.code == 3
+    assert (response.empty, response.reschedule, response.continues) == (
+        bool(EMPTY & flags), bool(RESCHEDULE & flags), bool(CONTINUES & flags)
+    )  # fmt: skip
+    if not decoupled or FINAL & flags or RESCHEDULE & flags:
+        assert response.final is True
+    elif ERROR & flags:
+        # An error ends a stream, unless it says that more comes.
+        assert response.final is not bool(CONTINUES & flags)
+    else:
+        assert response.final is False
+    assert response.has_outputs is not bool(flags & (ERROR | EMPTY | RESCHEDULE))
+
+
+@st.composite
+def response_lists(draw: st.DrawFn) -> list[ResponseData]:
+    """Responses to different requests that are alike, but for what is drawn otherwise."""
+    made = []
+    for request in draw(st.permutations(range(3)))[: draw(st.integers(1, 3))]:
+        kind = draw(st.sampled_from(["outputs"] * 8 + ["error", "empty", "reschedule"]))
+        outputs = {}
+        for name in ("y", "z") if kind == "outputs" else ():
+            if name == "y" or draw(st.integers(0, 3)):
+                dtype = draw(st.sampled_from([np.float32, np.float32, np.float32, np.int64]))
+                width = draw(st.sampled_from([2, 2, 2, 3]))
+                outputs[name] = np.full((draw(st.integers(1, 2)), width), draw(st.integers(0, 9)), dtype)
+        made.append(
+            ResponseData(
+                request,
+                outputs,
+                parameters=draw(st.sampled_from([{}] * 4 + [{"p": 1}, {"p": "text"}])),
+                error="why" if kind == "error" else None,
+                code=layout.ErrorCode.NOT_FOUND if kind == "error" else layout.ErrorCode.INTERNAL,
+                final=kind in ("error", "reschedule") or draw(st.booleans()),
+                empty=kind == "empty",
+                reschedule=kind == "reschedule",
+            )
+        )
+    return made
+
+
+def comparable(response: ResponseData) -> list[Any]:
+    outputs = {name: (array.dtype, array.tolist()) for name, array in response.outputs.items()}
+    return [outputs, dict(response.parameters)] + [
+        getattr(response, name) for name in ("request", "error", "code", "final", "empty", "reschedule", "continues")
+    ]
+
+
+@given(st.lists(response_lists(), min_size=1, max_size=4), st.sampled_from([None, 0, 40]))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_responses_are_read_as_they_were_written(lists: list[list[ResponseData]], join_below: int | None) -> None:
+    """By one writer, whose layouts may only be used again for what looks the same."""
+    writer = ResponseWriter(join_below)
+    for responses in [*lists, *lists]:
+        record = writer.lay_out(responses)
+        raw = written(record)
+        assert raw == written(ResponseWriter(join_below).lay_out(responses))
+        back = read_responses(memoryview(raw), 7, 3, decoupled=True)
+        assert [comparable(each) for each in back] == [comparable(each) for each in responses]
+        if join_below == 0:
+            assert len(record.layout.places) == sum(len(response.outputs) for response in responses)
+
+
+@given(st.lists(response_lists(), min_size=1, max_size=4), st.booleans())
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_short_way_writes_the_same(lists: list[list[ResponseData]], batching: bool) -> None:
+    """Results by their dictionaries, or over the whole batch: as the general way writes them, or not at all."""
+    writer, general = ResponseWriter(batching=batching), ResponseWriter(None if batching else 0)
+    names = ("y", "z")
+    for responses in [*lists, *lists]:
+        results = [response.outputs for response in responses]
+        record = writer.lay_out_results(results, names, lambda each, asked: asked == names and all(map(len, each)))
+        last = [ResponseData(place, outputs) for place, outputs in enumerate(results)]
+        shapes = {tuple((name, array.dtype, array.shape[1:]) for name, array in outputs.items()) for outputs in results}
+        rows = {tuple(array.shape[0] for array in outputs.values()) for outputs in results}
+        fit = all(outputs.keys() == set(names) for outputs in results) and (
+            len(shapes) == 1 and all(len(set(each)) == 1 for each in rows) if batching else len(results) == 1
+        )
+        assert (record is not None) == fit
+        if record is not None:
+            expected = read_responses(memoryview(written(general.lay_out(last))), 7, 3, decoupled=False)
+            found = read_responses(memoryview(written(record)), 7, 3, decoupled=False)
+            assert [comparable(each) for each in found] == [comparable(each) for each in expected]
+
+
+def test_results_are_checked_once_while_they_look_alike() -> None:
+    asked = []
+
+    def fits(results: Any, names: Any) -> bool:
+        asked.append((results, names))
+        return True
+
+    writer = ResponseWriter()
+    for value in (1, 2):
+        results = [{"y": floats(1, 2) + value, "beside": floats(1)}, {"y": floats(2, 2) + value}]
+        assert writer.lay_out_results(results, ("y",), fits) is not None
+        assert len(asked) == 1
+    assert asked[0][1] == ("y",)
+    for other in (
+        [{"y": floats(1, 2)}, {"y": floats(2, 2)}],
+        [{"y": floats(1, 2), "beside": floats(1)}, {"y": floats(1, 2)}],
+    ):
+        before = len(asked)
+        assert writer.lay_out_results(other, ("y",), fits) is not None
+        assert len(asked) == before + 1
+        assert asked[-1] == (other, ("y",))
+    assert writer.lay_out_results([{"y": floats(1)}], (), fits) is None
+    assert writer.lay_out_results([{"y": [1.0]}], ("y",), fits) is None  # type: ignore[dict-item]
+    assert writer.lay_out_results([{"y": floats(3)}], ("y",), lambda results, names: False) is None
+
+
+def test_whole_columns_are_checked_once_while_they_look_alike(golden: ModuleType) -> None:
+    metadata = parse(golden.batch_record(7, [golden.Request(rows=2), golden.Request()])).metadata
+    asked = []
+
+    def lay_out(outputs: dict[str, Any], *, is_good: bool = True) -> Record | None:
+        def fits(given: Any, names: Any) -> bool:
+            asked.append((given, names))
+            return is_good
+
+        return lay_out_columns(metadata, outputs, ("y",), fits)
+
+    for value in (1, 2):
+        record = lay_out({"y": floats(3, 2) + value})
+        assert record is not None
+        first, second = read(written(record))
+        assert (first.outputs["y"].tolist(), second.outputs["y"].tolist()) == ([[value] * 2] * 2, [[value] * 2])
+        assert (first.final, second.final, first.request, second.request) == (True, True, 0, 1)
+        assert len(asked) == 1
+    assert lay_out({"y": floats(3, 2), "z": floats(1)}) is not None
+    assert lay_out({"y": np.zeros((3, 2), np.int64)}) is not None
+    assert len(asked) == 3
+    for wrong in ({"y": floats(2, 2)}, {"y": [1.0] * 3}, {}):
+        assert lay_out(wrong) is None
+    assert lay_out({"y": floats(3, 5)}, is_good=False) is None
+    assert lay_out_columns(metadata, {}, (), lambda given, names: True) is None
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 2), (2, 1), (3, 2)])
+def test_further_responses_of_a_stream(golden: ModuleType, count: int, rows: int) -> None:
+    writer = ResponseWriter()
+    array = np.arange(count * rows * 2, dtype=np.float32).reshape(-1, 2)
+    tensor = make_tensor("y", layout.WHOLE_BATCH, [array])
+    record = writer.lay_out_alike(count, rows, [tensor])
+    answers = [golden.Answer(0, flags=0, rows=rows, error_code=0)] * count
+    expected = bytearray(
+        golden.response_record(7, answers, [golden.Tensor("y", golden.FP32, array.shape, array.tobytes())])
+    )
+    for place in range(count):
+        # Where no parameters are, their place says nothing.
+        struct.pack_into("<I", expected, 64 + 48 * place + 24, 0)
+    assert written(record) == expected
+    # Those of one response are kept, as others hardly ever repeat.
+    again = writer.lay_out_alike(count, rows, [make_tensor("y", layout.WHOLE_BATCH, [array + 1])])
+    assert (again.layout is record.layout) is (count == 1)
+    other = writer.lay_out_alike(count, rows + 1, [tensor])
+    assert other.layout != record.layout
+
+
+def test_texts_of_errors_are_cut() -> None:
+    record = ResponseWriter().lay_out([ResponseData(0, error="x" * ((1 << 20) + 1))])
+    [response] = read(written(record), 1)
+    assert response.error == "x" * (1 << 20)
+
+
+def test_layouts_of_responses_are_bounded() -> None:
+    writer = ResponseWriter()
+
+    def lay_out(size: int) -> object:
+        return writer.lay_out([ResponseData(0, {"y": floats(1, size)})]).layout
+
+    first = lay_out(0)
+    for size in range(512):
+        lay_out(size)
+    assert lay_out(0) is first
+    lay_out(512)
+    assert lay_out(0) is not first
+
+
+def test_answers_of_calls_that_look_alike_are_views_of_their_own() -> None:
+    reader = AnswerReader()
+    for number, value in ((1, 1), (2, 2)):
+        record = ResponseWriter().lay_out([ResponseData(0, {"y": floats(2) + value}, final=False)])
+        answer = reader.read(memoryview(written(record, number=number)), number)
+        assert (answer.request, answer.final, answer.outputs["y"].tolist()) == (0, False, [value] * 2)
+    assert len(reader._known) == 1
+    wrong = ResponseWriter().lay_out([ResponseData(1, {"y": floats(2)})])
+    with pytest.raises(ProtocolError, match="is for request 1 of 1"):
+        reader.read(memoryview(written(wrong, number=3)), 3)
