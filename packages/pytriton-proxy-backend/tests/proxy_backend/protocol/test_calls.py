@@ -61,11 +61,11 @@ def result(number: int, flags: int) -> bytes:
 def test_the_greeting_is_that_of_a_caller() -> None:
     hello = Hello(name="worker", model_name="model", pid=7)
     side = CallsProtocol[Block](hello, lambda block: None)
-    assert side.state is State.GREETING
     assert side.greet() == hello.pack(MessageType.CALLER)
+    states = [side.state]
     packet = welcome()
     assert side.receive(packet, len(packet))[0] == MessageType.WELCOME
-    assert side.state is State.ATTACHED
+    assert [*states, side.state] == [State.GREETING, State.ATTACHED]
     assert side.welcome.arena_budget == side.segments.budget == SEGMENT_BYTES
 
 

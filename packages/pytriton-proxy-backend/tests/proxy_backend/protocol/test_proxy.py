@@ -13,6 +13,7 @@ from pytriton.proxy_backend.protocol.proxy import EndpointSettings, ProxyProtoco
 from pytriton.proxy_backend.protocol.segments import State
 from pytriton.proxy_backend.wire import messages
 from pytriton.proxy_backend.wire.greetings import Hello, parse_answer
+from pytriton.proxy_backend.wire.layout import MAX_PACKET
 from pytriton.proxy_backend.wire.limits import ACKNOWLEDGED_LATER_BYTES, SILENCE_S
 
 SETTINGS = EndpointSettings(
@@ -42,7 +43,7 @@ class Side(ProxyProtocol[SentBatch]):
             self.take(messages.pack_segment(SEGMENT, SEGMENT_BYTES), 1)
 
     def take(self, packet: bytes, descriptors: int = 0) -> Any:
-        return self.receive(bytearray(packet.ljust(messages.MAX_PACKET, b"\xff")), len(packet), descriptors)
+        return self.receive(bytearray(packet.ljust(MAX_PACKET, b"\xff")), len(packet), descriptors)
 
     def send(self, number: int, *, segment: int = 9, now: float = 0.0) -> SentBatch:
         batch = SentBatch()
@@ -132,7 +133,7 @@ def test_when_blocks_of_responses_go_back(decoupled: bool, length: int, is_due: 
     side.take_answer(messages.pack_response(2, 2, 0, 64, 0))
     # A batch acknowledges what came before it.
     batch.number = 3
-    assert side.send_batch(batch, 64, 0.0) == messages.pack_batch(3, *batch.block, 64, 2)
+    assert side.send_batch(batch, 64, 0.0) == messages.pack_batch(3, 9, 128, 64, 2)
     assert side.acknowledge() == []
 
 
@@ -151,9 +152,8 @@ def test_batches_that_take_too_long() -> None:
     assert not side.is_lost(15.0 + SILENCE_S - 0.01)
     assert side.is_lost(15.0 + SILENCE_S)
     side.take(messages.pack_detach())
-    assert side.silent_since is None
+    assert (side.silent_since, side.state) == (None, State.DETACHING)
     assert not side.is_lost(1e9)
-    assert side.state is State.DETACHING
     assert not side.takes_batches
 
 

@@ -16,7 +16,7 @@ from pytriton.proxy_backend.protocol.segments import PeerSegments, State
 from pytriton.proxy_backend.protocol.worker import STREAM_WINDOW, WorkerProtocol
 from pytriton.proxy_backend.wire import messages
 from pytriton.proxy_backend.wire.greetings import Hello, parse_answer
-from pytriton.proxy_backend.wire.layout import ALIGNMENT
+from pytriton.proxy_backend.wire.layout import ALIGNMENT, MAX_PACKET
 from pytriton.proxy_backend.wire.limits import MAX_SEGMENTS
 
 WELCOME = parse_answer((Path(__file__).parents[2] / "golden" / "welcome.bin").read_bytes())
@@ -38,14 +38,14 @@ class Side(WorkerProtocol[Block]):
     def __init__(self, *, decoupled: bool = True) -> None:
         self.freed: list[Block] = []
         super().__init__(Hello(name="worker", model_name="model"), self.freed.append)
-        assert self.state is State.GREETING
+        states = [self.state]
         self.take(dataclasses.replace(WELCOME, decoupled=decoupled).pack())
-        assert self.state is State.ATTACHED
+        assert [*states, self.state] == [State.GREETING, State.ATTACHED]
         self.take(messages.pack_segment(SEGMENT, SEGMENT_BYTES), 1)
 
     def take(self, packet: bytes, descriptors: int = 0) -> None:
         # The packet lies at the begin of a larger buffer, as it does where it is received.
-        self.receive(bytearray(packet.ljust(messages.MAX_PACKET, b"\xff")), len(packet), descriptors)
+        self.receive(bytearray(packet.ljust(MAX_PACKET, b"\xff")), len(packet), descriptors)
 
     def take_batch(self, number: int, *, offset: int = 0, length: int = 64, consumed: int = 0) -> None:
         self.take(messages.pack_batch(number, SEGMENT, offset, length, consumed))

@@ -622,7 +622,7 @@ def test_what_looks_alike_means_the_same(alike: bytes) -> None:
 def test_the_sizes_of_what_looks_alike_are_its_own(alike: bytes, rows: tuple[int, int]) -> None:
     whole = sum(rows)
     known = parse(alike).metadata
-    known.layouts["kept"] = object()
+    known.layouts["kept",] = lay_out_batch([RequestData({})], batching=True).layout
     raw = patched(
         alike, ("I", 64, rows[0]), ("I", 144, rows[1]), ("Q", 224 + 32, whole * 8), ("Q", 272 + 32, rows[1] * 8),
         ("q", 320, whole), ("q", 336, rows[1]),
