@@ -8,6 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import tomli
 
 from support.paths import ROOT, load_program
 
@@ -63,6 +64,24 @@ def test_private_names_of_another_house_are_refused(rooms: Any) -> None:
         "private-import pytriton.server.a pytriton.client._core.options.CallOptions",
         "private-import pytriton.server.a pytriton.openai._models",
     ]
+
+
+def test_every_package_and_every_guest_stands_in_the_contracts() -> None:
+    """Import-linter is silent about a package that no contract names."""
+    packages = {path.name for path in ROOT.glob("packages/*/src/pytriton/*") if (path / "__init__.py").is_file()}
+    linter = tomli.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = {contract["name"]: contract for contract in linter["contracts"]}
+    circles = contracts["No import circle between modules or sub-packages"]["ancestors"]
+    layers = contracts["The distributions are layers"]["layers"]
+    for listed in (linter["root_packages"], circles, [name for layer in layers for name in layer.split(" | ")]):
+        assert {name.removeprefix("pytriton.") for name in listed} == packages
+    server = tomli.loads((ROOT / "packages/pytriton-server/pyproject.toml").read_text())
+    guests = sorted(server["project"]["entry-points"]["pytriton.guests"])
+    [held] = [contract for name, contract in contracts.items() if name.startswith("Guests take public names")]
+    assert sorted(held["source_modules"]) == [f"pytriton.{guest}" for guest in guests]
+    tried = load_program(ROOT / "tests/project/test_guests.py")
+    assert [*tried.OPTIONS] == guests
+    assert sorted(tried.GUESTS) == sorted([*guests, "inprocess"])
 
 
 def test_files_of_cpp_include_downwards(rooms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
