@@ -31,6 +31,7 @@ from pytriton.decorators import Shape, batch, model
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.openai import application
+from pytriton.openai._models import ENDPOINTS
 from pytriton.triton import Triton
 from support.language import CharacterModel, WordVectors
 from support.language.endpoints import Served, error_of
@@ -704,3 +705,46 @@ def test_an_error_that_nobody_foresaw_can_be_read_by_a_page(triton: Triton, capl
     assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
     assert answer.headers["x-request-id"]
     assert "unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize("path", sorted({path for paths in ENDPOINTS.values() for path in paths} | {"/tokenize"}))
+def test_pages_of_other_sites_are_refused(served: Served, path: str) -> None:
+    """Browsers send forms and texts for any page without a question beforehand."""
+
+    def status(**headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        kinds = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a")
+        answers = [
+            httpx.post(
+                f"{served.url}{path}", content=b"{}", headers={"Content-Type": kind, **named}, timeout=PATIENCE_S
+            )
+            for kind in kinds
+        ]
+        found = {answer.status_code for answer in answers}
+        if 403 in found:
+            assert {error_of(answer)["code"] for answer in answers} == {"other_site"}
+        return found.pop() if len(found) == 1 else 0
+
+    assert status(Origin="https://other.example") == 403
+    assert status(Origin="null") == 403
+    assert status(Sec_Fetch_Site="cross-site") == 403
+    assert status(Sec_Fetch_Site="same-site", Origin=served.url) == 403
+    # Pages of its own, and programs.
+    assert status(Origin=served.url) != 403
+    assert status(Sec_Fetch_Site="same-origin", Origin=served.url) != 403
+    assert status(Sec_Fetch_Site="none") != 403
+    assert status() != 403
+    assert httpx.get(f"{served.url}/health", headers={"Origin": "https://other.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("cors_origins", [["https://app.example"], ["*"]])
+def test_pages_of_origins_that_are_allowed_are_not(triton: Triton, cors_origins: list[str]) -> None:
+    app = application(str(triton.http_url), access_token=triton.get_access_token(), cors_origins=cors_origins)
+    with Served(app) as served:
+
+        def status(origin: str) -> int:
+            headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+            return httpx.post(f"{served.url}/v1/completions", headers=headers, timeout=PATIENCE_S).status_code
+
+        assert status("https://app.example") == 400
+        assert status("https://other.example") == (400 if cors_origins == ["*"] else 403)

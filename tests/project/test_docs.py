@@ -77,6 +77,7 @@ BORNE_OUT_BY = {"docs/observability.md": needs_tracing(), "docs/servers.md": bef
 # Pages with packages that have no wheel for every Python, or, as torch, one that is too large to fetch for a page.
 NEEDS = {
     "docs/dynamo.md": ("dynamo", "msgspec"),
+    "docs/mcp.md": ("mcp",),
     "docs/openai.md": ("fastapi", "jinja2", "openai"),
     "docs/recipes/constrained.md": ("fastapi", "jinja2", "openai", "outlines_core"),
     "docs/recipes/jpeg.md": ("PIL", "sklearn"),
@@ -125,6 +126,7 @@ LISTENING = {
     "8001": re.compile(r"Started GRPCInferenceService at \S*:(\d+)"),
     "8002": re.compile(r"Metrics are served at http://\S*:(\d+)/metrics"),
     "9000": re.compile(r"OpenAI +http://\S*:(\d+)/v1"),
+    "9100": re.compile(r"MCP +http://\S*:(\d+)/mcp"),
 }
 
 # Programs of others, and what they run.
@@ -134,7 +136,8 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 OPTION = re.compile(r'(\w+)="([^"]*)"')
 EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
 UVICORN = re.compile(r"uvicorn (\w+):\w+ &")
-SERVE = re.compile(r"pytriton serve (\w+)\.py(?P<openai> --openai 9000)? &")
+SERVE = re.compile(r"pytriton serve (\w+)\.py(?: --(?P<guest>openai|mcp) (?:9000|9100))? &")
+GUEST_PORTS = {"--openai": "9000", "--mcp": "9100"}
 # What a server says of itself in its log, where a terminal would show it.
 ANNOUNCED = re.compile(
     r"^.* INFO pytriton\.(?:triton\._announcement: |cli\.\w+: (?=The access token ))(.*)$", re.MULTILINE
@@ -233,7 +236,7 @@ class Server:
             command = [str(python), "-c", RUN_SERVER, str(self.log), file.name]
         else:
             command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), str(python), "-m", *command]
-        self._needs_openai = "--openai" in command
+        self._needed = {port for option, port in GUEST_PORTS.items() if option in command}
         self.process = subprocess.Popen(
             command, cwd=file.parent, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
@@ -248,15 +251,13 @@ class Server:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             text = self.log.read_text() if self.log.exists() else ""
-            # The process of the OpenAI endpoints says on its standard output where it is. Opened anew, as the place in
+            # The process of a guest says on its standard output where it is. Opened anew, as the place in
             # the file is shared with those who write.
             text += Path(f"/proc/self/fd/{self.output.fileno()}").read_text()
             if any(ready in text for ready in READY):
                 found = {port: match[1] for port, pattern in LISTENING.items() if (match := pattern.search(text))}
                 # What tritonserver says of its ports comes by a thread of its own, also after the line for people.
-                needed = (
-                    {"8000"} | ({"8001"} if READY[0] in text else set()) | ({"9000"} if self._needs_openai else set())
-                )
+                needed = {"8000"} | ({"8001"} if READY[0] in text else set()) | self._needed
                 if needed <= found.keys():
                     return found
             if self.process.poll() is not None:
@@ -375,7 +376,7 @@ class Page:
                 self.start_server(self.folder / f"{uvicorn[1]}.py", ["uvicorn", "--port", "0", command.split()[1]])
             elif serve:
                 file = self.folder / f"{serve[1]}.py"
-                beside = ["--openai", "0"] if serve["openai"] else []
+                beside = [f"--{serve['guest']}", "0"] if serve["guest"] else []
                 self.start_server(file, ["pytriton", "serve", file.name, *FREE_PORTS, *beside])
                 if wanted:
                     compare(wanted, self._announced())

@@ -17,11 +17,12 @@ from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow(seconds=40)
 
-GUESTS = ("console", "dynamo", "inprocess", "openai", "ray")
+GUESTS = ("console", "dynamo", "inprocess", "mcp", "openai", "ray")
 # Options and commands of `pytriton` by the guest that they come from.
 OPTIONS = {
     "console": ("--console", "--console-port"),
     "dynamo": ("--dynamo", "--dynamo-discovery"),
+    "mcp": ("--mcp", "--mcp-key-file"),
     "openai": ("--openai", "--openai-key-file"),
     "ray": ("--ray", "--replicas"),
 }
@@ -86,7 +87,7 @@ def test_the_rest_is_imported(guest: str, tmp_path: Path, monkeypatch: pytest.Mo
         assert [option for option in options if (option in told) != (other != guest)] == []
     commands = run("-m", "pytriton", "--help").replace("│", " ").split("\n")
     present = {line.split()[0] for line in commands if line.strip()}
-    assert {"console", "openai"} - present == {guest} & {"console", "openai"}
+    assert {"console", "mcp", "openai"} - present == {guest} & {"console", "mcp", "openai"}
 
 
 def test_a_server_without_any_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,8 @@ INTERNAL = (
     "pytriton.cli.",
     "pytriton.console",
     "pytriton.dynamo",
+    "pytriton.guests.",
+    "pytriton.mcp",
     "pytriton.openai.",
     "pytriton.ray.",
     "pytriton.server.",

@@ -38,8 +38,10 @@ PUBLIC = {
         "triton_context",
     },
     "pytriton.decorators.serving": {
+        "DESCRIPTION_PARAMETER",
         "check_callable",
         "describe_tensors",
+        "docstring_of",
         "find_signature",
         "is_file",
         "json_example",

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.catalog.media import media_type_of
 from pytriton.catalog.tensors import result_as_text
 from pytriton.client import ModelResult
-from pytriton.console.media import LONG_TEXT, MOST_PARTS, describe_parts, find_parts, media_type_of
+from pytriton.console.media import LONG_TEXT, MOST_PARTS, describe_parts, find_parts
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pytriton.catalog.media import media_type_of
 from pytriton.client import ModelResult
 
 MOST_PARTS = 12
@@ -15,18 +16,6 @@ MOST_PARTS = 12
 LONG_TEXT = 2_000
 """A longer text can be saved, too."""
 
-_STARTS = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"ID3", "audio/mpeg"),
-    (b"\xff\xfb", "audio/mpeg"),
-    (b"OggS", "audio/ogg"),
-    (b"fLaC", "audio/flac"),
-    (b"%PDF-", "application/pdf"),
-)
-_OF_RIFF = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
 _SUFFIXES = {
     "image/png": "png",
     "image/jpeg": "jpg",
@@ -71,20 +60,6 @@ class Part:
         """The text that replaces it among the outputs."""
         kind = _SUFFIXES.get(self.media_type, "bytes").upper() if self.media_type != "text/plain" else "text"
         return f"<{kind}, {len(self.data):,} bytes>"
-
-
-def media_type_of(data: bytes) -> str:
-    """Return the media type of bytes by how they begin."""
-    if data[:4] == b"RIFF" and data[8:12] in _OF_RIFF:
-        return _OF_RIFF[data[8:12]]
-    found = next((kind for start, kind in _STARTS if data.startswith(start)), None)
-    if found is not None:
-        return found
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    return "text/plain"
 
 
 def find_parts(result: ModelResult) -> list[Part]:

@@ -112,7 +112,7 @@ def application(
     if cors_origins is None:
         cors_origins = () if isinstance(server, str) else server.describe().cors_origins
     app = FastAPI(title="pytriton", description="Models of a tritonserver, by the OpenAI API.", lifespan=lifespan)
-    app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
+    app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes, cors_origins=tuple(cors_origins))
     if cors_origins:
         # The middleware that is added last runs first. So a browser's preflight request, which has no key, is answered
         # before the key is checked.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pytriton.guests.endpoints import given_key, is_of_another_site, is_right_key
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._formats.strict_json import JsonAnswer
 
@@ -29,10 +29,13 @@ CALLER_GONE = 499
 class Gate:
     """An ASGI application that lets requests pass."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, api_key: str | None, max_body_bytes: int, cors_origins: Collection[str] = ()
+    ) -> None:
         self._app = app
-        self._key = None if api_key is None else api_key.encode()
+        self._key = api_key
         self._max_body_bytes = max_body_bytes
+        self._cors_origins = cors_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request pass, or answer it."""
@@ -57,7 +60,8 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        problem = self._problem(scope["path"].removeprefix(scope.get("root_path", "")), headers)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        problem = self._problem(path, headers, is_post=scope["method"] == "POST")
         if problem is not None:
             answer = JsonAnswer(problem.body, problem.status, problem.headers)
             await answer(scope, receive, send_with_id)
@@ -88,12 +92,18 @@ class Gate:
         text = f"Expected a body of at most {self._max_body_bytes} bytes; got more. Send fewer texts at once."
         return OpenAIError(413, text, code="body_too_large")
 
-    def _problem(self, path: str, headers: dict[bytes, bytes]) -> OpenAIError | None:
-        if self._key is not None and path not in _OPEN:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            # Azure's clients have a header of their own.
-            key = key.strip() if scheme.lower() == b"bearer" else headers.get(b"api-key", b"")
-            if not hmac.compare_digest(key, self._key):
+    def _problem(self, path: str, headers: dict[bytes, bytes], *, is_post: bool) -> OpenAIError | None:
+        if self._key is None:
+            # With a key this is no question: browsers send none of their own accord.
+            if is_post and is_of_another_site(headers, self._cors_origins):
+                text = (
+                    "The page that sends this request is of another site, which is not among the cors_origins of this "
+                    "server."
+                )
+                return OpenAIError(403, text, code="other_site")
+        elif path not in _OPEN:
+            key = given_key(headers)
+            if not is_right_key(key, self._key):
                 text = "Expected the header Authorization: Bearer KEY with the API key of this server; got "
                 text += "another key." if key else "none."
                 problem = OpenAIError(401, text, code="invalid_api_key")

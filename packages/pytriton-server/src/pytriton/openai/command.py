@@ -2,11 +2,9 @@
 
 import contextlib
 import importlib.util
-import os
 import signal
 import socket
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
@@ -15,6 +13,16 @@ import typer
 
 from pytriton.exceptions import PyTritonError
 from pytriton.guests import Guest
+from pytriton.guests.endpoints import (
+    BACKLOG,
+    EndpointError,
+    bind_endpoint,
+    check_port,
+    read_key,
+    run_application,
+    run_endpoint_beside,
+    shown_address,
+)
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -24,11 +32,7 @@ API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
 
 _NEEDED = ("fastapi", "hpack", "jinja2", "jsonschema", "python_multipart", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[openai]"'
-_BACKLOG = 2048
-
-
-class EndpointError(PyTritonError):
-    """The endpoints cannot be served; the text says why."""
+_NAME = "the OpenAI endpoints"
 
 
 def openai_command(
@@ -79,10 +83,9 @@ def openai_command(
     from pytriton.client.exceptions import PyTritonClientError
     from pytriton.client.management import TlsSettings
     from pytriton.openai import application
-    from pytriton.openai.server import run
 
     try:
-        key = _read_key(api_key_file)
+        key = read_key(api_key_file, API_KEY_VARIABLE)
         app = application(
             url,
             models=model,
@@ -93,15 +96,19 @@ def openai_command(
             strict=strict,
             cors_origins=cors_origins or (),
         )
-        listener = _bind_endpoint(address, port) if descriptor is None else socket.socket(fileno=descriptor)
+        listener = (
+            bind_endpoint(address, port, name=_NAME, option="--openai")
+            if descriptor is None
+            else socket.socket(fileno=descriptor)
+        )
     except (PyTritonClientError, PyTritonError) as error:
         _fail(str(error))
     with listener:
         # From now on, connections wait until the application has started.
-        listener.listen(_BACKLOG)
-        typer.echo(f"OpenAI  {_shown(listener)}" + ("" if key is None else " (with an API key)"))
+        listener.listen(BACKLOG)
+        typer.echo(f"OpenAI  {shown_address(listener)}/v1" + ("" if key is None else " (with an API key)"))
         try:
-            run(app, listener)
+            run_application(app, listener)
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
 
@@ -167,13 +174,9 @@ class OpenAiGuest(Guest):
         """Yield a line for each model: its endpoint, or why it has none."""
         if self.openai is None:
             return
-        if self.openai in triton.describe().ports:
-            raise EndpointError(
-                f"the port {self.openai} is to be that of the OpenAI endpoints and one of the server as well: choose "
-                "another with --openai PORT; 0 takes a free one."
-            )
+        check_port(triton, self.openai, name=_NAME, option="--openai")
         yield from _describe_endpoints(triton, _read_aliases(self.openai_alias or ()))
-        _read_key(self.openai_key_file)
+        read_key(self.openai_key_file, API_KEY_VARIABLE)
 
     def beside(
         self, triton: "Triton", opened: contextlib.ExitStack, *, address: str
@@ -181,12 +184,12 @@ class OpenAiGuest(Guest):
         """Bind the port, and return the context manager that runs the endpoints."""
         if self.openai is None:
             return contextlib.nullcontext()
-        listener = opened.enter_context(_bind_endpoint(address, self.openai))
+        listener = opened.enter_context(bind_endpoint(address, self.openai, name=_NAME, option="--openai"))
         options = ["--strict"] if self.openai_strict else []
         options += ["--api-key-file", str(self.openai_key_file)] if self.openai_key_file is not None else []
         options += [f"--alias={alias}" for alias in self.openai_alias or ()]
         options += [f"--cors={origin}" for origin in triton.describe().cors_origins]
-        return _endpoint_beside(triton, listener, options)
+        return run_endpoint_beside(triton, listener, "openai", options, name=_NAME)
 
 
 def _read_aliases(given: Iterable[Any]) -> dict[str, str]:
@@ -207,21 +210,6 @@ def _check_installed(who: str) -> None:
             raise typer.BadParameter(f"{who} needs {name}: {_INSTALL}")
 
 
-def _bind_endpoint(address: str, port: int) -> socket.socket:
-    """Return a socket for the endpoints, which does not listen yet."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-    except OSError as error:
-        listener.close()
-        raise EndpointError(
-            f"the OpenAI endpoints cannot listen at {address}, port {port}: {error.strerror}. Choose another with "
-            "--openai PORT, or --port of the command openai; 0 takes a free one."
-        ) from None
-    return listener
-
-
 def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each model of a server, running or not: its endpoint, or why it has none."""
     from pytriton.openai.server import UnfitModelError, endpoints_of
@@ -240,50 +228,6 @@ def _describe_endpoints(triton: "Triton", aliases: Mapping[str, str]) -> Iterato
     for alias, name in aliases.items():
         if name not in names:
             raise EndpointError(f"the alias {alias!r} is to be of a model {name!r}; there are {', '.join(names)}")
-
-
-@contextlib.contextmanager
-def _endpoint_beside(triton: "Triton", listener: socket.socket, options: Sequence[str]) -> Iterator[None]:
-    """Run the endpoints for a server of this process, in another process, until the block ends.
-
-    In this process, their work for each part of a stream would take the interpreter's lock from the callables. If they
-    end, they are started again with the same socket; if that repeats, they are given up, and the server says that it is
-    not ready.
-    """
-    from pytriton.triton import run_beside
-
-    command = [sys.executable, "-m", "pytriton", "openai", str(triton.grpc_url or triton.http_url)]
-    command += ["--descriptor", str(listener.fileno()), *options]
-    # If the endpoints are given up, connections are refused at once.
-    with run_beside(
-        triton,
-        command,
-        name="the OpenAI endpoints",
-        descriptors=[listener.fileno()],
-        on_given_up=listener.close,
-    ):
-        yield
-
-
-def _shown(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-def _read_key(path: Path | None) -> str | None:
-    """Return the API key from a file, or from the environment; None if there is none."""
-    if path is None:
-        found = os.environ.get(API_KEY_VARIABLE)
-        if found is not None and not found.strip():
-            raise EndpointError(f"{API_KEY_VARIABLE} is empty: give it the key, or unset it to let everybody ask")
-        return None if found is None else found.strip()
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise EndpointError(f"the API key cannot be read from {path}: {error}") from None
-    if not key:
-        raise EndpointError(f"the API key cannot be read from {path}: expected a line with the key, the file is empty")
-    return key
 
 
 def _fail(text: str) -> NoReturn:

@@ -5,7 +5,7 @@ PyTritonError
 ├── TritonServerNotFoundError           there is no tritonserver to start
 ├── ServerVersionUnknownError           a tritonserver does not tell its version
 ├── ModelError                          a request to a model under test failed
-├── EndpointError                       the OpenAI endpoints cannot be served
+├── EndpointError                       the endpoints of a guest cannot be served
 └── PyTritonRuntimeError
     ├── TritonServerError               tritonserver cannot do what was asked
     │   ├── TritonServerStartError      it did not come up

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from pytriton.decorators import TritonContext
-from pytriton.decorators.serving import check_callable, set_served_model
+from pytriton.decorators.serving import DESCRIPTION_PARAMETER, check_callable, set_served_model
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
@@ -31,7 +31,7 @@ from pytriton.server.models.arguments import (
     wire_specs,
 )
 from pytriton.server.models.callers import CALLING_MODEL
-from pytriton.server.models.hinted import describe, ignores_parameters, is_hinted, load_callable
+from pytriton.server.models.hinted import describe, description_of, ignores_parameters, is_hinted, load_callable
 from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.process_workers import (
     ProcessWorker,
@@ -89,7 +89,7 @@ class ModelDefinition:
             outputs=named_outputs,
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
             model_warmup=self.config.model_warmup,
-            backend_parameters=dict(self.config.parameters),
+            backend_parameters={**description_of(infer_funcs), **self.config.parameters},
             cost=config.cost,
         )
         self.callables: list[InferFunc | ProcessWorker] = [load_callable(infer, name) for infer in infer_funcs]
@@ -201,7 +201,7 @@ class ModelDefinition:
     def differences(self, other: "ModelDefinition") -> list[str]:
         """Return the fields in which the configurations of two models differ, in words; empty if they are equal.
 
-        What their authors call the types of the same tensors makes no difference.
+        What their authors call the types of the same tensors, and say about the model, makes no difference.
         """
         if self.comparable_text == other.comparable_text:
             return []
@@ -213,11 +213,12 @@ class ModelDefinition:
 
     @property
     def comparable_text(self) -> str:
-        """`config_text` without the hints of tensors, by which nothing is served."""
+        """`config_text` without the hints of tensors and the description, by which nothing is served."""
         config = self.triton_config
+        parameters = {key: it for key, it in config.backend_parameters.items() if key != DESCRIPTION_PARAMETER}
         inputs = [dataclasses.replace(spec, hint=None) for spec in config.inputs or ()]
         outputs = [dataclasses.replace(spec, hint=None) for spec in config.outputs or ()]
-        return render_config(dataclasses.replace(config, inputs=inputs, outputs=outputs))
+        return render_config(dataclasses.replace(config, inputs=inputs, outputs=outputs, backend_parameters=parameters))
 
     def config_json(self, parameters: Mapping[str, str]) -> str:
         """Return `config_text` as JSON with further parameters; Triton loads the model again if they change."""

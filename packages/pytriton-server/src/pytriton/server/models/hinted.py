@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytriton.decorators import ModelSignature
-from pytriton.decorators.serving import find_signature, load_infer_func, reads_parameters
+from pytriton.decorators.serving import (
+    DESCRIPTION_PARAMETER,
+    docstring_of,
+    find_signature,
+    load_infer_func,
+    reads_parameters,
+)
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.models.process_workers import ProcessWorker
@@ -75,6 +81,19 @@ def ignores_parameters(infer_func: Any) -> bool:
     """Return whether all callables of a model ignore the parameters of requests; only hints show that."""
     served = infer_func.factory if isinstance(infer_func, ProcessWorker) else infer_func
     return find_signature(served) is not None and not reads_parameters(served)
+
+
+def description_of(infer_funcs: Sequence[Any]) -> dict[str, str]:
+    """Return the parameter by which callers learn what a model does: the docstring of what serves it, if it has one."""
+    for infer in infer_funcs:
+        served = infer
+        if isinstance(infer, ProcessWorker):
+            # The docstring of another factory is about the factory.
+            served = infer.factory if find_signature(infer.factory) is not None else None
+        text = "" if served is None else docstring_of(served)
+        if text:
+            return {DESCRIPTION_PARAMETER: text}
+    return {}
 
 
 def load_callable(infer_func: Any, model: str) -> Any:

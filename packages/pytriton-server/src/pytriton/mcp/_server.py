@@ -1,0 +1,277 @@
+"""The application: which tools there are now, and how they are called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Any
+
+import mcp_types as types
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from pytriton.catalog.listing import known_models
+from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
+from pytriton.client.exceptions import PyTritonClientError
+from pytriton.client.management import TlsSettings, TritonUrl, check_tls
+from pytriton.mcp._gate import Gate
+from pytriton.mcp._tools import ToolError, ToolModel, read_model, tool_names
+from pytriton.server.control.connect import connect
+from pytriton.server.control.http import ControlError
+
+__all__ = ["PATH", "application"]
+
+PATH = "/mcp"
+"""Where tools are served."""
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+# Of how many models the configuration is read again each time, those first that were read longest ago.
+_MOST_CONFIGS = 16
+_MOST_BODY_BYTES = 16 << 20
+_MOST_ANSWER_BYTES = 64 << 20
+_MOST_RESPONSES = 100_000
+_MOST_SESSIONS = 1000
+_SESSION_HEADER = "mcp-session-id"
+
+
+def application(
+    url: str,
+    *,
+    names: Collection[str],
+    api_key: str | None,
+    access_token: str | None,
+    tls: TlsSettings | None,
+    timeout_s: float,
+    hosts: Collection[str],
+    cors_origins: Collection[str],
+) -> ASGIApp:
+    """Return the application that offers the models of a server as tools."""
+    server = _ToolServer(_Models(url, frozenset(names), access_token, tls, timeout_s))
+    app: ASGIApp = server.streamable_http_app(
+        streamable_http_path=PATH,
+        max_request_body_size=_MOST_BODY_BYTES,
+        # The gate does that: the SDK compares with a list, and any address of this machine may be the right one.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
+    app = Gate(app, api_key, hosts, cors_origins)
+    if cors_origins:
+        # The last one is the first that a request meets: browsers ask without the key whether they may ask.
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(cors_origins),
+            allow_methods=["DELETE", "GET", "OPTIONS", "POST"],
+            allow_headers=["*"],
+            expose_headers=[_SESSION_HEADER],
+        )
+    return app
+
+
+class _Models:
+    """The models of a server as they were a second ago."""
+
+    def __init__(
+        self, url: str, names: frozenset[str], access_token: str | None, tls: TlsSettings | None, timeout_s: float
+    ) -> None:
+        parsed = TritonUrl.from_url(url)
+        self._url = parsed.with_scheme
+        self._names = names
+        self._access_token = access_token
+        self._tls = tls
+        self.timeout_s = timeout_s
+        self._control = connect(parsed, access_token, check_tls(tls, parsed))
+        self._read: dict[str, ToolModel | str] = {}
+        self._looked = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def look(self) -> dict[str, ToolModel | str]:
+        """Return the models that are loaded by the names of their tools, or why one cannot be called."""
+        async with self._lock:
+            if time.monotonic() - self._looked >= _LOOK_S:
+                await self._look()
+                self._looked = time.monotonic()
+            return {tool: self._read[model] for tool, model in tool_names(self._read).items()}
+
+    async def _look(self) -> None:
+        if self._names:  # a server with a token may tell nobody else what it has
+            loaded = self._names
+        else:
+            known = await asyncio.to_thread(known_models, self._control)
+            loaded = frozenset(name for name, versions in known.items() if any(it.is_loaded for it in versions))
+        for name in [*list(self._read)[:_MOST_CONFIGS], *(self._read.keys() - loaded)]:
+            self._read.pop(name, None)
+        for name in sorted(loaded - self._read.keys()):
+            try:
+                self._read[name] = read_model(await asyncio.to_thread(self._control.model_config, name))
+            except ControlError as error:
+                if error.reason is None:
+                    raise
+                self._read[name] = f"Model {name!r} is not ready: {error.reason}"
+            except PyTritonClientError as error:
+                self._read[name] = f"Model {name!r} cannot be called: {error.message}"
+
+    async def infer(self, model: ToolModel, arguments: Mapping[str, Any], report: Any) -> types.CallToolResult:
+        """Call a model for one sample; `report` is awaited for each response of a stream."""
+        kind = AsyncioDecoupledModelClient if model.spec.decoupled else AsyncioModelClient
+        client = kind(
+            self._url,
+            model.spec.model_name,
+            model_config=model.spec,
+            ensure_model_is_ready=False,
+            access_token=self._access_token,
+            tls=self._tls,
+            inference_timeout_s=self.timeout_s,
+        )
+        inputs = model.read_inputs(arguments)
+        async with client:
+            if not isinstance(client, AsyncioDecoupledModelClient):
+                return model.as_result([await client.infer_sample(**inputs)])
+            results, size = [], 0
+            async with contextlib.aclosing(client.infer_sample(**inputs)) as responses:
+                async for response in responses:
+                    results.append(response)
+                    size += sum(_size(value) for value in response.values())
+                    if len(results) > _MOST_RESPONSES or size > _MOST_ANSWER_BYTES:
+                        raise ToolError(
+                            f"Model {model.spec.model_name!r} gives more than {_MOST_RESPONSES:,} responses, or more "
+                            f"than {_MOST_ANSWER_BYTES >> 20} MiB: a tool has one answer."
+                        )
+                    await report(len(results), model.as_result([response]))
+            return model.as_result(results)
+
+    def close(self) -> None:
+        """Close the connection by which models are looked for."""
+        self._control.close()
+
+
+class _ToolServer(Server[None]):
+    def __init__(self, models: _Models) -> None:
+        self._models = models
+        self._bus = InMemorySubscriptionBus()
+        self._handler = ListenHandler(self._bus)
+        self._listeners = 0
+        self._sessions: OrderedDict[str, Any] = OrderedDict()
+        # Calls that go on to their end although nobody waits for them, so that their connections are closed.
+        self._calls: set[asyncio.Future[Any]] = set()
+        super().__init__(
+            "pytriton",
+            version=importlib.metadata.version("pytriton-server"),
+            instructions="Each tool is a model of a Triton Inference Server, called for one sample.",
+            lifespan=self._life,
+            on_list_tools=self._list,
+            on_call_tool=self._call,
+            on_subscriptions_listen=self._listen,
+        )
+        # No input is expected in a header of HTTP, for which the SDK would list all tools before each call.
+        self.get_tool_input_schema = lambda name: None
+
+    def create_initialization_options(self, notification_options: Any = None, *others: Any, **more: Any) -> Any:
+        """Say to callers of the protocol before 2026 that they are told of changes."""
+        return super().create_initialization_options(NotificationOptions(tools_changed=True), *others, **more)
+
+    @contextlib.asynccontextmanager
+    async def _life(self, _: Server[None]) -> AsyncIterator[None]:
+        watcher = asyncio.ensure_future(self._watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.wait([watcher, *self._calls], timeout=_LOOK_S)
+            self._models.close()
+
+    async def _watch(self) -> None:
+        """Tell callers when there are other tools, or tools with other inputs."""
+        before: list[types.Tool] | None = None
+        problem = ""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self._sessions and not self._listeners:
+                before = None
+                continue
+            try:
+                now: list[types.Tool] | None = self._tools(await self._models.look())
+                told = ""
+            except ControlError as error:
+                now, told = before, str(error)
+            if told != problem:
+                problem = told
+                logger.warning("%s", f"No tools are found: {told}" if told else "The server answers again.")
+            if before is not None and now != before:
+                await self._bus.publish(ToolsListChanged())
+                for session in list(self._sessions.values()):
+                    await session.send_tool_list_changed()
+            before = now
+
+    async def _listen(self, context: Any, params: Any) -> Any:
+        self._listeners += 1
+        try:
+            return await self._handler(context, params)
+        finally:
+            self._listeners -= 1
+
+    @staticmethod
+    def _tools(models: Mapping[str, ToolModel | str]) -> list[types.Tool]:
+        return [model.as_tool(name) for name, model in models.items() if isinstance(model, ToolModel)]
+
+    async def _list(self, context: Any, params: Any) -> types.ListToolsResult:
+        try:
+            models = await self._models.look()
+        except ControlError as error:
+            raise MCPError(types.INTERNAL_ERROR, _unreachable(error)) from error
+        session = context.request.headers.get(_SESSION_HEADER) if context.request is not None else None
+        if session is not None:
+            self._sessions[session] = context.session
+            self._sessions.move_to_end(session)
+            while len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        return types.ListToolsResult(tools=self._tools(models))
+
+    async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        async def report(count: int, part: types.CallToolResult) -> None:
+            text = part.content[0]
+            await context.session.report_progress(
+                count, message=text.text if isinstance(text, types.TextContent) else None
+            )
+
+        try:
+            models = await self._models.look()
+            if params.name not in models:
+                raise MCPError(
+                    types.INVALID_PARAMS, f"There is no tool {params.name!r}; tools/list has those there are."
+                )
+            model = models[params.name]
+            if isinstance(model, str):
+                raise ToolError(model)
+            # In a task of its own: the connection is closed in order after the caller has cancelled, too.
+            task = asyncio.ensure_future(self._models.infer(model, params.arguments or {}, report))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            return await asyncio.wait_for(task, self._models.timeout_s)
+        except ControlError as error:
+            problem = _unreachable(error)
+        except ToolError as error:
+            problem = str(error)
+        except PyTritonClientError as error:
+            problem = getattr(error, "server_message", None) or error.message
+        except asyncio.TimeoutError:
+            problem = f"Tool {params.name!r} did not answer within {self._models.timeout_s:g} s."
+        return types.CallToolResult(content=[types.TextContent(type="text", text=problem)], is_error=True)
+
+
+def _unreachable(error: ControlError) -> str:
+    return f"The server of the models does not answer: {error}"
+
+
+def _size(value: Any) -> int:
+    """Return roughly how many bytes an output takes."""
+    return sum(map(len, value.ravel().tolist())) if value.dtype.hasobject else int(value.nbytes)
