@@ -21,6 +21,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from pytriton.client import ModelClient
+from pytriton.client.exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientValueError,
+)
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import GuardConfig, Triton
@@ -32,6 +38,7 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 CALLS = 400
 WAIT_S = 600
 
+begun: Counter[str] = Counter()
 cancelled: Counter[str] = Counter()
 
 
@@ -48,6 +55,7 @@ def count(requests: Any) -> Iterator[Any]:
 def patient(requests: Any) -> Any:
     """Run until the caller has left."""
     for request in requests:
+        begun[request.request_id] += 1
         eventually(request.is_cancelled)
         cancelled[request.request_id] += 1
     return [{"y": request["x"]} for request in requests]
@@ -219,6 +227,24 @@ def test_a_callable_is_told_of_callers_whose_request_goes_on_to_triton(served: T
         call.cancel()
         eventually(lambda: cancelled[made.id] == 1)
     assert is_well(served)
+
+
+def test_the_longest_header_of_a_client_fails_its_own_call_alone(served: Triton) -> None:
+    """Beyond it nghttp2 gives the connection up; clients of ours send nothing as long."""
+    given: Any = {"x": np.ones(2, np.float32)}
+    with ModelClient(str(served.grpc_url), "patient") as client, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(client.with_options(request_id="beside").infer_sample, **given)
+        eventually(lambda: begun["beside"] == 1)
+        longest = {"a": "x" * ((64 << 10) - 1)}
+        for _ in range(3):
+            with pytest.raises(PyTritonClientInferenceServerError, match=r"header fields .* have 66\d{3} bytes"):
+                client.infer_sample(headers=longest, **given)
+            with pytest.raises(PyTritonClientValueError, match="64 KiB at most"):
+                client.infer_sample(headers={"a": longest["a"] + "x"}, **given)
+        assert not other.done()
+        client.close()
+        assert isinstance(other.exception(WAIT_S), PyTritonClientClosedError)
+    eventually(lambda: cancelled["beside"] == 1)
 
 
 CLIENT = """

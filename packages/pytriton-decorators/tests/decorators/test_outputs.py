@@ -112,3 +112,12 @@ class TestMasks:
     def test_in_text_that_no_client_could_read(self) -> None:
         with pytest.raises(PyTritonValidationError, match=r"'y' of request 0 has no form in UTF-8 at place 0"):
             Harness(batch(lambda x: {"y": np.array([["\ud800"]], object)})).infer(self.requests(1))
+
+
+def test_strings_in_lists_reach_the_callable_whole() -> None:
+    """numpy cuts zero bytes at the end of bytes and text in lists, and cannot mix the two; a client does both."""
+    texts = [[b"a\0"], ["b\0"], [b"\xff"], ["é"], [b""]]
+    harness = Harness(batch(lambda x: {"y": x}), [Tensor((1,), bytes, "x")], [Tensor((1,), bytes, "y")])
+    assert harness.infer([{"x": texts}])[0]["y"].tolist() == [[b"a\0"], [b"b\0"], [b"\xff"], ["é".encode()], [b""]]
+    with pytest.raises(PyTritonValidationError, match="a int at place 1, expected bytes or str"):
+        harness.infer([{"x": [["a"], [1]]}])

@@ -134,7 +134,7 @@ class TestRequests:
             ({"x": np.zeros((1, 3), np.float32)}, r"Input 'x'.*shape.*\(rows, 2\), received \(1, 3\)"),
             ({"x": np.zeros(2, np.float32)}, r"Input 'x'.*shape"),
             ({"x": np.float32(3)}, r"Input 'x'.*shape"),
-            ({"x": [["a", "b"]]}, r"Input 'x'.*values.*expected float32, received <U1 \[\['a', 'b'\]\]"),
+            ({"x": [["a", "b"]]}, r"Input 'x'.*values.*expected float32, received object \[\['a', 'b'\]\]"),
             ({"x": [[1, 2], [3]]}, r"Input 'x'.*values.*lists of one length"),
             ({"x": np.array([[b"a", b"b"]])}, r"Input 'x'.*dtype.*expected float32"),
             ({"x": [[1, 2]], "text": [[1]]}, r"Input 'text'.*dtype"),

@@ -217,6 +217,19 @@ def test_calls_of_decoupled_models_are_lists(make_model: MakeModel) -> None:
         model.infer({"x": [[1]]})
 
 
+@pytest.mark.parametrize("kind", ["list", "O", "T"])
+def test_strings_of_answers_reach_the_model_whole(make_model: MakeModel, kind: str) -> None:
+    """numpy cuts zero bytes at the end of bytes in lists."""
+    if kind == "T" and not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("numpy has these strings since 2.0")
+    body = "got = ask('words', requests[0]).output_tensors()[0].as_numpy()\nreturn [answer([[len(t) for t in got[0]]])]"
+    words: Any = [["a", "b\0", ""]]
+    with ModelHarness(
+        make_model(body), calls={"words": lambda request: {"y": words if kind == "list" else np.array(words, kind)}}
+    ) as model:
+        assert model.infer({"x": [[1]]})["y"].tolist() == [[1, 2, 0]]
+
+
 def test_a_thread_of_the_model_makes_calls_after_execute_has_returned(make_model: MakeModel) -> None:
     returned = threading.Event()
     body = """

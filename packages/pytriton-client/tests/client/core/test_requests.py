@@ -204,11 +204,14 @@ def test_parameters_that_cannot_be_sent(parameters: Any, text: str) -> None:
         ({"a": "ü"}, "printable ASCII"),
         ({"a b": "c"}, "a name of letters"),
         ({"": "c"}, "a name of letters"),
+        ({"Accept-Encoding": "gzip"}, "the connection needs this one"),
+        ({"a": "b" * (64 << 10)}, "of 64 KiB at most"),
     ],
 )
 def test_headers_that_cannot_be_sent(headers: Any, text: str) -> None:
-    with pytest.raises(PyTritonClientValueError, match=text):
+    with pytest.raises(PyTritonClientValueError, match=text) as refused:
         check_call((1,), {}, None, headers)
+    assert len(str(refused.value)) < 1000
 
 
 def test_decoding() -> None:

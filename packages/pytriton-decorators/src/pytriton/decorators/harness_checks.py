@@ -112,7 +112,7 @@ class Checker:
         if has_mask(value):
             raise _mismatch_error(where, name, index, "values", "a value in every place", "masked ones")
         try:
-            array = np.asarray(value)
+            array = _read(value)
         except ValueError as error:
             raise _mismatch_error(where, name, index, "values", "lists of one length for each axis", error) from error
         if not isinstance(value, np.ndarray) and declared is not None and declared.kind not in "OSUT":
@@ -231,6 +231,15 @@ def _cast_untyped(array: Any, declared: np.dtype[Any], where: str, name: str, in
     if declared.kind in "iu" and not np.array_equal(cast, array):
         raise _mismatch_error(where, name, index, "values", declared, f"{source} {array.tolist()!r:.100}")
     return cast
+
+
+def _read(value: Any) -> Any:
+    """Return a value as an array; strings in lists as objects, of which numpy would else cut zero bytes at the end."""
+    if not hasattr(value, "__array__"):
+        objects = np.array(value, dtype=object)
+        if any(isinstance(element, (bytes, str)) for element in objects.ravel().tolist()):
+            return objects
+    return np.asarray(value)
 
 
 def _as_bytes(array: Any, where: str, name: str) -> Any:

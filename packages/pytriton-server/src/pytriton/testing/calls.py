@@ -163,8 +163,11 @@ def _result(answer: Mapping[str, Any], request: Any, *, final: bool) -> CallResu
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
-    if array.dtype.kind not in "USO":
+    if array.dtype.kind not in "OSUT":
         return np.ascontiguousarray(array)
+    if not hasattr(value, "__array__"):
+        # As objects, because numpy cuts trailing zero bytes when it makes an S array.
+        array = np.array(value, dtype=object)
     made = np.empty(array.shape, np.object_)
-    made.ravel()[:] = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel()]
+    made.ravel()[:] = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
     return made

@@ -36,6 +36,7 @@ _RESERVED = ("headers", "binary_data_output")
 _RESERVED_PREFIX = "triton_"
 # The transports set these headers. A second one could make the server read the request in another way.
 _RESERVED_HEADERS = (
+    "accept-encoding",
     "connection",
     "content-encoding",
     "content-length",
@@ -45,6 +46,8 @@ _RESERVED_HEADERS = (
     "te",
     "transfer-encoding",
 )
+# Beyond it, servers with nghttp2 (the guard's front end for gRPC is one) end the connection, with all calls on it.
+_LONGEST_HEADER = 64 << 10
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _TEXT_RULE = "that UTF-8 can encode, without NUL"
 
@@ -146,6 +149,8 @@ def check_headers(headers: object) -> dict[str, str]:
         # A line break would end the header, and gRPC refuses what is not ASCII.
         if not (text.isascii() and text.isprintable()):
             _refuse_value("Header", name, "printable ASCII", value)
+        if len(name) + len(text) > _LONGEST_HEADER:
+            _refuse_value("Header", name, "of 64 KiB at most, with its name", value)
         checked[name] = text
     return checked
 
@@ -201,8 +206,8 @@ def _is_text(text: str) -> bool:
 
 def _refuse_value(kind: str, name: str, expected: str, value: object) -> NoReturn:
     raise PyTritonClientValueError(
-        f"Parameter/header value must be {expected}: received {type(value).__name__} {value!r} for the {kind.lower()} "
-        f"{name!r}.",
+        f"Parameter/header value must be {expected}: received {type(value).__name__} {value!r:.200} for the "
+        f"{kind.lower()} {name!r:.200}.",
         input_name=name,
         expected=expected,
         received=repr(value),
