@@ -44,8 +44,8 @@ HELD = {
         PROXY_BACKEND / "tests/proxy_backend" / each for each in tests
     ]
     for room, tests in (
-        ("wire", ("wire", "protocol", "runtime", "worker")),
-        ("protocol", ("protocol", "worker")),
+        ("wire", ("wire",)),
+        ("protocol", ("protocol",)),
         ("runtime", ("runtime", "worker")),
     )
 }
