@@ -29,6 +29,7 @@ _WORKER_ASLEEP = re.compile(
 )
 _USES = re.compile(r'^(pytriton_model_\w+)\{model="([^"]*)",version="\d+"\} (\S+)$', re.MULTILINE)
 _METRICS_TIMEOUT_S = 2.0
+_STATISTICS_S = 10.0
 _METRICS_BYTES = 32 << 20
 _NOT_READY_REASON = "no worker is attached, or the model says so itself"
 
@@ -165,6 +166,32 @@ def known_models(control: Control) -> dict[str, list[VersionState]]:
     return tables.known()
 
 
+class ModelWatch:
+    """Asks which models a server has, for callers who ask each second.
+
+    The statistics cost the server most, and name beside its list only the models that a client has loaded with their
+    files. They are asked for every ten seconds, and each time while there is such a model.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._asked = float("-inf")
+        self._has_unlisted = False
+
+    def known(self) -> dict[str, list[VersionState]]:
+        """Return the versions of each model that the server lists."""
+        now = time.monotonic()
+        is_due = self._has_unlisted or now - self._asked >= _STATISTICS_S
+        tables = read_tables(self._control, with_statistics=is_due)
+        if tables.denial:
+            raise tables.denial
+        known = tables.known()
+        if tables.statistics is not None:
+            self._asked = now
+            self._has_unlisted = not known.keys() <= {state.name for state in tables.index or ()}
+        return known
+
+
 def list_models(control: Control, names: Collection[str] = ()) -> list[ListedModel]:
     """Return the models of a server."""
     tables = read_tables(control)
@@ -206,12 +233,12 @@ def models_as_text(models: Sequence[ListedModel]) -> str:
     return "\n".join(lines)
 
 
-def read_tables(control: Control) -> Tables:
-    """Ask a server about all its models."""
+def read_tables(control: Control, *, with_statistics: bool = True) -> Tables:
+    """Ask a server about all its models; without statistics only where it lists them."""
     index, denial = _try(control.index)
     if denial is not None and denial.reason is None:
         raise denial  # nobody answered, so a second question is useless
-    statistics, _ = _try(control.all_statistics)
+    statistics = _try(control.all_statistics)[0] if with_statistics or index is None else None
     tables = Tables(index, statistics, None if index is not None or statistics is not None else denial)
     # The list of the repository counts loaded models as ready.
     if tables.denial is None and not control.is_ready():

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from dynamo import llm, runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from dynamo.llm import exceptions as dynamo_errors  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from pytriton.catalog.listing import known_models
+from pytriton.catalog.listing import ModelWatch
 from pytriton.client.management import (
     Deadline,
     Http2Channel,
@@ -43,6 +43,7 @@ _TIMEOUT_S = 10.0
 _NO_LIMIT_S = 1e7  # the server, or the caller, ends it
 _MOST_BYTES = 2**31 - 1
 _MOST_AT_ONCE = 64
+_WATCH_AFTER_S = 0.02
 # The configurations of this many models are asked for again each time.
 _MOST_CONFIGS = 16
 _SERVICE = "/inference.GRPCInferenceService"
@@ -109,6 +110,7 @@ class _Worker:
         self._settings = settings
         tls = check_tls(settings.tls, url)
         self._control = connect(url, settings.access_token, tls)
+        self._listing = ModelWatch(self._control)
         ssl_context = None
         if url.is_encrypted:
             ssl_context = make_ssl_context(tls)
@@ -171,7 +173,7 @@ class _Worker:
 
         Front ends know no versions: the newest one has the model's name, and those beside it NAME:VERSION.
         """
-        known = await asyncio.to_thread(known_models, self._control)
+        known = await asyncio.to_thread(self._listing.known)
         wanted = self._settings.names
         ready = {
             model: sorted(it.version for it in states if it.state == "READY" and it.version is not None)
@@ -269,9 +271,7 @@ class _Worker:
         data = message.SerializeToString()
         for may_repeat in (True, False):
             call = await self._channel.call(f"{_SERVICE}/{method}", metadata, data, Deadline(_TIMEOUT_S))
-            left = asyncio.ensure_future(context.async_killed_or_stopped()) if context is not None else None
-            if left is not None:
-                left.add_done_callback(lambda _, call=call: call.reset())
+            stop_watching = _watch(context, call.reset) if context is not None else None
             try:
                 while answers := await call.receive_some(_NO_LIMIT_S, _MOST_AT_ONCE):
                     for answer in answers:
@@ -281,9 +281,32 @@ class _Worker:
                 if not (may_repeat and error.is_untouched):
                     raise
             finally:
-                if left is not None:
-                    left.cancel()
+                if stop_watching is not None:
+                    stop_watching()
                 call.reset()  # nothing, if it is over
+
+
+def _watch(context: Any, on_left: Callable[[], object]) -> Callable[[], None]:
+    """Have `on_left` called if the caller leaves; return what ends that.
+
+    Dynamo's runtime watches a caller with a task and two wake-ups of its threads, which cost as much as a small
+    request. So that begins when a request has taken longer than most.
+    """
+    watching: list[asyncio.Future[Any]] = []
+
+    def begin() -> None:
+        left = asyncio.ensure_future(context.async_killed_or_stopped())
+        left.add_done_callback(lambda _: on_left())
+        watching.append(left)
+
+    timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, begin)
+
+    def stop() -> None:
+        timer.cancel()
+        for left in watching:
+            left.cancel()
+
+    return stop
 
 
 def _is_wanted(response: Any, request: Any) -> bool:

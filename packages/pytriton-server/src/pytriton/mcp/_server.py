@@ -19,7 +19,7 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
-from pytriton.catalog.listing import known_models
+from pytriton.catalog.listing import ModelWatch
 from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import TlsSettings, TritonUrl, check_tls
@@ -90,6 +90,7 @@ class _Models:
         self._tls = tls
         self.timeout_s = timeout_s
         self._control = connect(parsed, access_token, check_tls(tls, parsed))
+        self._listing = ModelWatch(self._control)
         self._read: dict[str, ToolModel | str] = {}
         self._looked = float("-inf")
         self._lock = asyncio.Lock()
@@ -106,7 +107,7 @@ class _Models:
         if self._names:  # a server with a token may tell nobody else what it has
             loaded = self._names
         else:
-            known = await asyncio.to_thread(known_models, self._control)
+            known = await asyncio.to_thread(self._listing.known)
             loaded = frozenset(name for name, versions in known.items() if any(it.is_loaded for it in versions))
         for name in [*list(self._read)[:_MOST_CONFIGS], *(self._read.keys() - loaded)]:
             self._read.pop(name, None)
