@@ -103,6 +103,11 @@ def ratio(a: float, b: float) -> float:
 
 
 @model
+def awkward(parameters: list[int], headers: str = "") -> str:
+    return f"{headers}{sum(parameters)}"
+
+
+@model
 def forever(name: str) -> Iterator[str]:
     try:
         while True:
@@ -202,6 +207,7 @@ def test_tools_are_models_with_docstrings_and_schemas(served: tuple[str, Path]) 
         ("size", {"image": "aGVsbG8="}, {"output": 5}, '{"output": 5}'),
         ("size", {"image": "data:image/png;base64,aGVsbG8="}, {"output": 5}, '{"output": 5}'),
         ("keys", {"data": {"b": 1, "a": [None]}}, {"output": {"keys": ["a", "b"]}}, None),
+        ("awkward", {"parameters": [1, 2], "headers": "="}, {"output": "=3"}, "=3"),
         ("ratio", {"a": -1, "b": 0}, {"output": "-Infinity"}, "-Infinity"),
         ("ratio", {"a": 0, "b": 0}, {"output": "NaN"}, "NaN"),
     ],
@@ -234,6 +240,7 @@ def test_an_image_is_content_of_its_own(served: tuple[str, Path]) -> None:
         ("double", {"a": [[1, 2, 3]]}, "Input 'a': expected the shape [3], received [1, 3]."),
         ("turn", {"table": [[1, 2], [3]]}, "Input 'table': expected values of int32"),
         ("turn", {"table": [[1, 2**40]]}, "Input 'table': expected values in the range of int32"),
+        ("awkward", {"parameters": [1]}, "has an input 'parameters', so all of its inputs have to be given."),
         ("size", {"image": "?"}, "Input 'image': expected bytes as base64"),
         ("size", {"image": 7}, "Input 'image': expected a string of base64, received int."),
         ("failing", {"text": "it"}, "model 'failing': the inference callable raised ValueError: it is not liked"),

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from pytriton.catalog import listing
 from pytriton.catalog.listing import ModelWatch
 from pytriton.server.control.http import Control, ControlError, VersionState
 
@@ -40,7 +39,7 @@ def look(watch: ModelWatch, server: Server) -> tuple[list[str], list[str]]:
 
 def test_statistics_are_asked_for_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(listing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("pytriton.catalog.listing.time.monotonic", lambda: now[0])
     server = Server()
     watch = ModelWatch(cast(Control, server))
     assert look(watch, server) == (["a"], ["index", "statistics"])

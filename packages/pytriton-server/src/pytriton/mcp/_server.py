@@ -20,7 +20,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Too
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from pytriton.catalog.listing import ModelWatch
-from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
+from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient, ModelSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import TlsSettings, TritonUrl, check_tls
 from pytriton.mcp._gate import Gate
@@ -133,12 +133,12 @@ class _Models:
             tls=self._tls,
             inference_timeout_s=self.timeout_s,
         )
-        inputs = model.read_inputs(arguments)
+        ordered, named = _arguments(model.spec, model.read_inputs(arguments))
         async with client:
             if not isinstance(client, AsyncioDecoupledModelClient):
-                return model.as_result([await client.infer_sample(**inputs)])
+                return model.as_result([await client.infer_sample(*ordered, **named)])
             results, size = [], 0
-            async with contextlib.aclosing(client.infer_sample(**inputs)) as responses:
+            async with contextlib.aclosing(client.infer_sample(*ordered, **named)) as responses:
                 async for response in responses:
                     results.append(response)
                     size += sum(_size(value) for value in response.values())
@@ -267,6 +267,18 @@ class _ToolServer(Server[None]):
         except asyncio.TimeoutError:
             problem = f"Tool {params.name!r} did not answer within {self._models.timeout_s:g} s."
         return types.CallToolResult(content=[types.TextContent(type="text", text=problem)], is_error=True)
+
+
+def _arguments(spec: ModelSpec, inputs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+    """Return the inputs as arguments of a client's call, of which some names have another meaning."""
+    taken = inputs.keys() & {"headers", "parameters"}
+    if not taken:
+        return [], inputs
+    if len(inputs) < len(spec.inputs):
+        raise ToolError(
+            f"Model {spec.model_name!r} has an input {taken.pop()!r}, so all of its inputs have to be given."
+        )
+    return [inputs[it.name] for it in spec.inputs], {}
 
 
 def _unreachable(error: ControlError) -> str:
