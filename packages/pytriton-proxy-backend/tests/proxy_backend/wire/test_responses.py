@@ -311,9 +311,23 @@ def test_the_short_way_writes_the_same(lists: list[list[ResponseData]], batching
         )
         assert (record is not None) == fit
         if record is not None:
-            expected = read_responses(memoryview(written(general.lay_out(last))), 7, 3, decoupled=False)
-            found = read_responses(memoryview(written(record)), 7, 3, decoupled=False)
-            assert [comparable(each) for each in found] == [comparable(each) for each in expected]
+            short_way, general_way = written(record), written(general.lay_out(last))
+            if len(last) > 1 or not batching:
+                assert short_way == general_way
+            # The general way joins nothing of a single response, whose tensors are its own then.
+            assert [comparable(each) for each in read(short_way, 3)] == [
+                comparable(each) for each in read(general_way, 3)
+            ]
+
+
+@pytest.mark.parametrize("batching", [True, False])
+def test_results_of_one_shape_and_another_dtype_look_different(batching: bool) -> None:
+    writer = ResponseWriter(batching=batching)
+    for dtype in (np.float32, np.int32, np.float32):
+        record = writer.lay_out_results([{"y": np.ones((1, 2), dtype)}], ("y",), lambda results, names: True)
+        assert record is not None
+        [response] = read(written(record), 1)
+        assert (response.outputs["y"].dtype, response.outputs["y"].tolist()) == (dtype, [[1, 1]])
 
 
 def test_results_are_checked_once_while_they_look_alike() -> None:
