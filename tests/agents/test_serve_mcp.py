@@ -21,6 +21,7 @@ pytest.importorskip("mcp")
 import anyio
 import httpx
 import httpx2
+import numpy as np
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
@@ -30,9 +31,11 @@ from pytriton.cli.app import app
 from pytriton.decorators import model
 from pytriton.mcp.command import API_KEY_VARIABLE
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.triton import Triton
+from pytriton.triton import ProcessWorker, Triton, TritonSecurityConfig
+from support import process_models
 from support.paths import ROOT
 from support.processes import while_running
+from support.python_models import is_asleep
 from support.serving import ServeCommand, local_config, running, serve_command
 from support.waiting import PATIENCE_S, eventually
 
@@ -467,6 +470,49 @@ def test_a_server_that_is_gone_is_an_error_of_the_tool() -> None:
                     await client.list_tools()
 
         asyncio.run(run())
+
+
+def test_a_model_that_sleeps_wakes_and_a_worker_that_dies_is_an_error() -> None:
+    x, y = Tensor(name="x", dtype=np.float32, shape=(1,)), Tensor(name="y", dtype=np.float32, shape=(1,))
+    triton = Triton(config=local_config())
+    worker = ProcessWorker(process_models.make, starts_asleep=True)
+    triton.bind("m", worker, [x], [y], config=ModelConfig(attach_timeout_s=PATIENCE_S))
+
+    async def run(url: str) -> tuple[Any, Any, Any]:
+        async with connected(url) as client:
+            (tool,) = (await client.list_tools()).tools
+            assert is_asleep(triton, tool.name)
+            return (
+                await client.call_tool("m", {"x": 3}),
+                await client.call_tool("m", {"x": process_models.DIE}),
+                await client.call_tool("m", {"x": 4}),
+            )
+
+    with running(triton), before(triton) as url:
+        woken, lost, again = asyncio.run(run(url))
+    assert woken.structured_content == {"y": 6.0}
+    assert lost.is_error
+    assert "worker" in text_of(lost)
+    assert again.structured_content == {"y": 8.0}
+
+
+def test_a_server_that_does_not_tell_its_models() -> None:
+    triton = Triton(config=local_config(), security_config=TritonSecurityConfig(access_token="secret"))
+    triton.bind(early)
+
+    async def run(url: str) -> tuple[Any, list[str]]:
+        async with connected(url) as client:
+            result = await client.call_tool("early", {"text": "a"})
+            return result, [] if result.is_error else [it.name for it in (await client.list_tools()).tools]
+
+    with running(triton):
+        with before(triton, "--access-token=wrong") as url:
+            result, _ = asyncio.run(run(url))
+            assert result.is_error
+            assert "give the command mcp its access token, or names by --model" in text_of(result)
+        with before(triton, "--access-token=wrong", "--model=early") as url:
+            result, names = asyncio.run(run(url))
+            assert (text_of(result), names) == ("early a", ["early"])
 
 
 # ---- who may call ---------------------------------------------------------------------------------------------------

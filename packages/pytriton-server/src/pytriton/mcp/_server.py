@@ -282,6 +282,9 @@ def _arguments(spec: ModelSpec, inputs: Mapping[str, Any]) -> tuple[list[Any], M
 
 
 def _unreachable(error: ControlError) -> str:
+    if error.reason is not None:
+        told = "The server does not tell which models it has: give the command mcp its access token, or names by"
+        return f"{told} --model. {error}"
     return f"The server of the models does not answer: {error}"
 
 
