@@ -333,6 +333,27 @@ def test_without_renameat2_it_works_as_well(
     assert os.listdir(repository) == ["double"]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "nested"])
+def test_a_neighbour_whose_manifest_is_none_changes_nothing(
+    command: Any, repository: Path, sockets: Path, kind: str
+) -> None:
+    """A pipe is not waited for, and JSON that nests deeply is no traceback."""
+    manifest = repository / "neighbour" / "pytriton-manifest.json"
+    manifest.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(manifest)
+    else:
+        manifest.write_text("[" * 200_000)
+    assert command(*add(repository, sockets)).code == 0
+    with pytest.raises(DropInError, match="cannot be read"):
+        read_manifest(manifest)
+    refused = command("remove", "--model-repository", repository, "--name", "neighbour")
+    assert refused.code == 1
+    assert "Traceback" not in refused.err
+    listed = command("list", "--model-repository", repository)
+    assert (listed.code, "double" in listed.out) == (0, True)
+
+
 def test_many_at_once_leave_one_whole_model(repository: Path, sockets: Path) -> None:
     codes: list[object] = []
 

@@ -26,7 +26,7 @@ import pytest
 from pytriton import inprocess
 from pytriton.cli import reloading
 from pytriton.cli.reloading import Reloader
-from pytriton.client import _futures_pool
+from pytriton.client import DecoupledModelClient, ModelClient, _futures_pool
 from pytriton.client._core.deadline import Watchdog as ClientWatchdog
 from pytriton.inprocess.callables.batches import DirectSink
 from pytriton.model_config import ModelConfig, Tensor
@@ -50,7 +50,7 @@ from support import python_models
 from support.callables import double
 from support.paths import TESTS
 from support.python_proxy import proxy, worker
-from support.serving import local_config
+from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
 ROOT = TESTS.parent
@@ -177,6 +177,37 @@ def test_the_watch_of_an_event_loop_asks_again(told: Callable[[], str]) -> None:
 
     asyncio.run(serve())
     assert "The event loop of model m could not be asked" in told()
+
+
+@pytest.mark.parametrize("where", ["threads", "in process"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_callable_that_stops_its_loop_goes_on(where: str, is_stream: bool) -> None:
+    async def answer(requests: Any) -> Any:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return [{"y": request["x"] + 1} for request in requests]
+
+    async def stream(requests: Any) -> Any:
+        yield await answer(requests)
+
+    x, y = Tensor((1,), np.int64, "x"), Tensor((1,), np.int64, "y")
+    infer, config = (stream if is_stream else answer), ModelConfig(decoupled=is_stream)
+    inputs = {"x": np.array([[41]])}
+    if where == "in process":
+        with inprocess.Server() as server:
+            server.bind("m", infer, [x], [y], config=config)
+            for _ in range(3):
+                response, *_ = server.model("m").infer(inputs=inputs)
+                assert np.asarray(response.outputs["y"]).item() == 42
+        return
+    with short_home(), running(Triton(config=local_config())) as triton:
+        triton.bind("m", infer, [x], [y], config=config)
+        kind: Any = DecoupledModelClient if is_stream else ModelClient
+        with kind(triton.http_url, "m") as client:
+            for _ in range(3):
+                answers = client.infer_batch(**inputs)
+                [result] = answers if is_stream else [answers]
+                assert result["y"].item() == 42
 
 
 def test_the_loop_of_coroutines_goes_on_after_an_exit() -> None:

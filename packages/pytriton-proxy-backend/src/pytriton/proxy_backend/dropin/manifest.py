@@ -76,9 +76,11 @@ def render_manifest(manifest: Manifest) -> str:
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest."""
     try:
-        text = path.read_bytes()[: _MAX_BYTES + 1]
-        fields: Any = json.loads(text)
-    except (OSError, ValueError) as error:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no plain file")  # a pipe, of which a read would never end
+        with path.open("rb") as file:
+            fields: Any = json.loads(file.read(_MAX_BYTES + 1))
+    except (OSError, RecursionError, ValueError) as error:
         raise DropInError(f"its manifest {path.name} cannot be read: {error}", path=str(path.parent)) from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DropInError(

@@ -42,13 +42,16 @@ class LazyLoop:
 
         loop = self.make()
         task = asyncio.ensure_future(awaitable, loop=loop)
-        while True:
+        task.add_done_callback(lambda _: loop.stop())
+        # Not `run_until_complete`, which gives up where a callable stops the loop: that would end the worker for good.
+        while not task.done():
             try:
-                return loop.run_until_complete(task)
+                loop.run_forever()
             except (KeyboardInterrupt, SystemExit):
                 # asyncio ends the loop for what one of the callable's own tasks raised. Who awaits that task gets it.
                 if task.done():
                     raise
+        return task.result()
 
     def close(self) -> None:
         """End the loop, where one was made, with what is still running on it."""
