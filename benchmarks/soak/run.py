@@ -33,10 +33,6 @@ from benchmarks.soak.traffic import Callers
 from pytriton.triton import RestartPolicy, Triton, TritonConfig
 
 _END_S = 20.0
-# tritonserver 2.51 may die of a gRPC call that is cancelled, or runs out of time, just as its answer comes: once in
-# some ten thousand of these on a machine with too much to do. It is started again, what was under way then counts as
-# lost with the server, and it must not happen more often than that.
-_DEATHS_PER_S = 1 / 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,7 +106,7 @@ def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]
                 for part in (watch, chaos, callers):
                     part.end()
             tally.close(deaths)
-            if len(deaths) - kills > _DEATHS_PER_S * took_s + 1:
+            if len(deaths) > kills:
                 tally.note(f"tritonserver died {len(deaths)} times: " + " | ".join(server_log.lines))
         finally:
             triton.stop()
