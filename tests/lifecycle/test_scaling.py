@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from pytriton.server.control.http import HttpControl
 from pytriton.triton import ModelDescription, ProcessWorker, RemoteTriton, Triton, TritonBase
 from support.callables import X, Y, identity
 from support.http import call, infer
-from support.process_models import make_slow
+from support.process_models import WAIT, make_large, make_slow
 from support.python_models import is_asleep, parent_processes, worker_processes
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -79,10 +80,10 @@ class Callers:
 
 
 @contextlib.contextmanager
-def bound(triton: TritonBase, **options: Any) -> Iterator[None]:
-    """Bind a slow model `m` of one to three processes, and take it away in the end."""
+def bound(triton: TritonBase, factory: Callable[..., Any] = make_slow, **options: Any) -> Iterator[None]:
+    """Bind a model `m`, a slow one, of one to three processes, and take it away in the end."""
     usual = {"copies": 3, "min_copies": 1, "grow_queue_s": 0.01, "shrink_calm_s": CALM_S, "max_crashes": 1000}
-    triton.bind("m", ProcessWorker(make_slow, **{**usual, **options}), X, Y, config=CONFIG)
+    triton.bind("m", ProcessWorker(factory, **{**usual, **options}), X, Y, config=CONFIG)
     try:
         yield
     finally:
@@ -264,6 +265,27 @@ def test_slow_calls_that_wait_are_noticed(triton: Triton) -> None:
     ):
         eventually(lambda: described(triton).running_processes == 3)
     assert (callers.wrong, callers.lost) == ([], [])
+
+
+def test_calls_that_wait_for_one_that_does_not_end_get_processes(
+    triton: Triton, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pytriton")
+    gate = tmp_path / "gate"
+    with (
+        bound(triton, make_large, args=(2.0, 1), kwargs={"gate": str(gate)}, grow_queue_s=0.5, shrink_calm_s=600.0),
+        ThreadPoolExecutor(8) as callers,
+    ):
+        calls = [callers.submit(infer, triton.http_url, "m", WAIT) for _ in range(8)]
+        try:
+            eventually(lambda: described(triton).running_processes == 3)
+            assert not any(each.done() for each in calls)
+        finally:
+            gate.touch()
+        assert [each.result(PATIENCE_S) for each in calls] == [[2 * WAIT]] * 8
+    assert re.search(
+        r"grows from 1 to 2 of 3 .*: requests wait longer in Triton's queue than 0\.5 s, \S+ s so far", caplog.text
+    )
 
 
 def test_extra_processes_end_when_another_model_needs_their_memory(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytriton.proxy_backend.process.scaling import LOOK_S, ScalingLimits, ScalingRule
+from pytriton.proxy_backend.model import ModelSpec
+from pytriton.proxy_backend.process.scaling import LOOK_S, Scaling, ScalingCounts, ScalingLimits, ScalingRule
+from pytriton.proxy_backend.transport.activity import EndpointActivity
 
 CALM_S = 30.0
 LIMITS = ScalingLimits(fewest=1, grow_queue_s=0.1, shrink_calm_s=CALM_S)
@@ -141,3 +145,54 @@ def test_nothing_changes_without_its_reason(stretches: list[tuple[int, int, floa
             assert not any(wait_s in (0.06, LATE_S) for when, _, wait_s in since if when > now - CALM_S)
         running, last = running + change, now
     assert running >= LIMITS.fewest
+
+
+class OneQueue:
+    """A queue whose numbers the test sets."""
+
+    def __init__(self) -> None:
+        self.left, self.waited_s, self.waiting = 0, 0.0, 0
+        self.asked = 0
+        """How often it was asked who waits, which costs the server a page of metrics."""
+
+    def times(self) -> tuple[int, float]:
+        return self.left, self.waited_s
+
+    def pending(self) -> int:
+        self.asked += 1
+        return self.waiting
+
+
+def waits(queue: OneQueue) -> Callable[[float, int], float | None]:
+    """Return what finds how long requests have waited, by the time and how many batches are in flight."""
+    scaled = Scaling(cast("ModelSpec", SimpleNamespace(name="m", version=1)), LIMITS, queue, ScalingCounts())
+    return lambda now, in_flight: scaled._wait_s(EndpointActivity(in_flight=in_flight, taken=1), now)
+
+
+def test_requests_that_wait_while_none_leaves_the_queue_have_waited_since_then() -> None:
+    queue = OneQueue()
+    wait_s = waits(queue)
+    assert wait_s(0.0, 1) is None  # there is nothing to compare with yet
+    assert wait_s(1.0, 1) is None
+    queue.waiting = 2
+    # Looks that come soon after each other must not make a long wait seem a short one.
+    assert [wait_s(now, 1) for now in (2.0, 2.05, 2.5, 7.0)] == [None, None, 0.5, 5.0]
+    # Two leave it, and others come.
+    queue.left, queue.waited_s = 2, 11.0
+    assert wait_s(8.0, 1) == 5.5
+    assert [wait_s(now, 1) for now in (9.0, 10.0)] == [None, 1.0]
+    queue.waiting = 0
+    assert wait_s(11.0, 1) is None
+    queue.waiting = 1
+    assert [wait_s(now, 1) for now in (12.0, 13.0)] == [None, 1.0]
+
+
+def test_nobody_is_asked_who_waits_while_requests_leave_the_queue_or_none_is_there() -> None:
+    queue = OneQueue()
+    wait_s = waits(queue)
+    for now in range(5):
+        queue.left += 1
+        wait_s(float(now), 1)
+    wait_s(5.0, 0)
+    wait_s(6.0, 0)
+    assert queue.asked == 0

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from pytriton.proxy_backend.runtime.statistics import Counters
-from pytriton.server.observe import metrics
+from pytriton.server.control import metrics as control_metrics
 from pytriton.server.observe.metrics import ModelTexts, render_metrics
 from pytriton.server.observe.metrics_page import MetricsPage
 from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
@@ -103,7 +103,7 @@ def test_without_tritonserver_the_rest_comes(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_a_tritonserver_that_does_not_answer_is_not_waited_for(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "TRITON_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(control_metrics, "TRITON_TIMEOUT_S", 0.2)
     done = threading.Event()
 
     def dawdle(listener: socket.socket) -> None:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..model import ModelSpec
 from ..transport.activity import EndpointActivity
@@ -21,6 +22,19 @@ LOOK_S = 0.5
 
 QueueTime = tuple[int, float]
 """How many requests of a model have left Triton's queue since it was loaded, and how long they waited, in seconds."""
+
+
+class Queue(Protocol):
+    """Triton's queue of one model. Every method asks the server, and returns `None` where it does not answer."""
+
+    def times(self) -> QueueTime | None:
+        """Return how many requests have left it, and how long they waited."""
+        ...
+
+    def pending(self) -> int | None:
+        """Return how many requests are in it now."""
+        ...
+
 
 # One more worker starts after requests have waited too long without a break for this time.
 _PATIENCE_S = 1.0
@@ -144,24 +158,24 @@ class Scaling:
     its process ends, and no request is given to it any more.
     """
 
-    def __init__(
-        self, model: ModelSpec, limits: ScalingLimits, read_queue: Callable[[], QueueTime | None], counts: ScalingCounts
-    ) -> None:
+    def __init__(self, model: ModelSpec, limits: ScalingLimits, queue: Queue, counts: ScalingCounts) -> None:
         """Prepare it.
 
         Args:
             model: What the workers serve.
             limits: When there is one worker more, and when one fewer.
-            read_queue: Asks the server; returns `None` where it does not answer.
+            queue: Where requests wait.
             counts: What is counted.
         """
         self.limits = limits
         """When there is one worker more, and when one fewer."""
         self._label = f"Model {model.name!r} (version {model.version})"
-        self._read_queue = read_queue
+        self._queue = queue
         self._counts = counts
         self._rule = ScalingRule(limits, time.monotonic())
-        self._queue: QueueTime | None = None
+        self._times: QueueTime | None = None
+        # Since when nobody has left the queue while requests were in it.
+        self._stuck_since: float | None = None
         self._seen: EndpointActivity | None = None
         # The worker that was started last, until it is attached, and how many of its processes had ended before.
         self._grown: tuple[WorkerProcess, int] | None = None
@@ -221,29 +235,42 @@ class Scaling:
         elif activity is None:
             self._begin_anew(len(running))
         else:
-            now, wait_s = time.monotonic(), self._wait_s(activity)
+            now = time.monotonic()
+            wait_s = self._wait_s(activity, now)
             change = self._rule.look(now, len(running), min(activity.in_flight, len(running)), wait_s)
             if change < 0:
                 self._shrink(running, len(workers))
             elif change > 0 and spare and now >= self._not_before:
                 why = f"requests wait longer in Triton's queue than {self.limits.grow_queue_s:g} s"
-                why += "" if wait_s is None else f", {wait_s:.3g} s in the mean"
+                if wait_s is not None:
+                    why += f", {wait_s:.3g} s in the mean" if self._stuck_since is None else f", {wait_s:.3g} s so far"
                 self._grow(spare[0], len(running), len(workers), start, why)
 
     def _begin_anew(self, running: int) -> None:
         """Forget what was seen before all workers were attached: it is no calm, and who waited has waited for them."""
-        self._queue = None
+        self._times = self._stuck_since = None
         self._rule.change(time.monotonic(), running, by_one=0)
 
-    def _wait_s(self, activity: EndpointActivity) -> float | None:
-        """Return how long those requests waited in the mean that were answered since the last look."""
+    def _wait_s(self, activity: EndpointActivity, now: float) -> float | None:
+        """Return how long those requests waited in the mean that left the queue since the last look.
+
+        Calls may take minutes. Where no request has left it, those that are in it have waited since then at least.
+        """
+        stuck_since, self._stuck_since = self._stuck_since, None
         if activity == self._seen and not activity.in_flight:
             return None
-        old, self._queue = self._queue, self._read_queue()
-        self._seen = None if self._queue is None else activity
-        if old is None or self._queue is None or self._queue[0] <= old[0]:
+        old, self._times = self._times, self._queue.times()
+        self._seen = None if self._times is None else activity
+        if old is None or self._times is None:
             return None
-        return (self._queue[1] - old[1]) / (self._queue[0] - old[0])
+        if self._times[0] > old[0]:
+            return (self._times[1] - old[1]) / (self._times[0] - old[0])
+        if not activity.in_flight or not self._queue.pending():
+            return None
+        self._stuck_since = now if stuck_since is None else stuck_since
+        waited_s = now - self._stuck_since
+        # They have waited that long at least, so a short time says nothing.
+        return waited_s if waited_s > self.limits.grow_queue_s else None
 
     def _grow(
         self, worker: WorkerProcess, running: int, most: int, start: Callable[[WorkerProcess, int], bool], why: str

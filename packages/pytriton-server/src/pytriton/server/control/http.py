@@ -39,6 +39,11 @@ class ControlError(TritonServerError):
         self.reason = reason
         self.status = status
 
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the server keeps the call for those who have its token, in the word that Triton has for it."""
+        return "restricted" in (self.reason or "")
+
 
 @dataclass(frozen=True)
 class ModelUpload:

@@ -10,13 +10,14 @@ from typing import Protocol
 
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.process.budget import NoRoomError
-from pytriton.proxy_backend.process.scaling import QueueTime
 from pytriton.proxy_backend.system.threads import start_all
-from pytriton.server.control.http import Control, ControlError, queue_time_of
-from pytriton.server.errors import TritonModelLoadError, TritonServerError, WorkspaceError
+from pytriton.server.control.http import Control, ControlError
+from pytriton.server.control.queues import Queues
+from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.service import WorkerService
 from pytriton.server.models.workers import Begin, StartCancelled
+from pytriton.server.tritonserver.ports import Endpoint
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
@@ -73,6 +74,7 @@ class Deployment:
         log_tail: Callable[[], Sequence[str]],
         on_unrecoverable: Callable[[BaseException], None],
         cache_bytes: int,
+        metrics: Callable[[], Endpoint | None] = lambda: None,
     ) -> None:
         self.cache_bytes = cache_bytes
         self._deployer = deployer
@@ -89,8 +91,7 @@ class Deployment:
         # The wait for the requests of these models has ended in vain.
         self._orphaned: list[WorkerService] = []
         self._generations = itertools.count(1)
-        # That the server does not tell how long requests wait.
-        self._has_told_refusal = False
+        self._queues = Queues(control, metrics)
 
     @property
     def models(self) -> Sequence[WorkerService]:
@@ -308,23 +309,10 @@ class Deployment:
         self, model: WorkerService, stop_wanted: StopWanted, advice: str = "", begins: Begin = Begin.AWAKE
     ) -> None:
         try:
-            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted, begins, self._read_queue)
+            queue = self._queues.of(model.name, model.version)
+            model.start_workers(self._endpoints, self._on_unrecoverable, stop_wanted, begins, queue)
         except NoRoomError as error:
             raise self.load_error(model, f"{error}{advice}", error) from error
-
-    def _read_queue(self, model: WorkerService) -> QueueTime | None:
-        """Return how long requests of a model have waited in Triton's queue; None while the server does not tell."""
-        try:
-            return queue_time_of(self._control().statistics(model.name, model.version))
-        except TritonServerError as error:
-            if isinstance(error, ControlError) and "restricted" in (error.reason or "") and not self._has_told_refusal:
-                self._has_told_refusal = True
-                logger.warning(
-                    "No model gets more worker processes while requests wait (ProcessWorker.min_copies), as the server "
-                    "does not tell how long they do: %s. Leave its statistics open to this program.",
-                    error.reason,
-                )
-            return None
 
     def _all(self) -> list[WorkerService]:
         return [*self._models, *self._draining, *self._orphaned]

@@ -93,6 +93,7 @@ class ServerSession:
             log_tail=lambda: self._server.log_tail,
             on_unrecoverable=on_unrecoverable,
             cache_bytes=local_cache_bytes(config.cache_config),
+            metrics=lambda: None if self._server.ports is None else self._server.ports.triton_metrics,
         )
         self.files = ServerFiles(
             workspace,

@@ -14,7 +14,7 @@ from pytriton.proxy_backend import (
     write_description,
 )
 from pytriton.proxy_backend.process.budget import MemoryBudget
-from pytriton.proxy_backend.process.scaling import QueueTime
+from pytriton.proxy_backend.process.scaling import Queue
 from pytriton.proxy_backend.settings import cost_settings
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.proxy_backend.wire.settings import serving_settings
@@ -143,13 +143,13 @@ class WorkerService:
         on_unrecoverable: Callable[[BaseException], None],
         stop_wanted: Callable[[], bool] = lambda: False,
         begins: Begin = Begin.AWAKE,
-        read_queue: Callable[["WorkerService"], QueueTime | None] = lambda model: None,
+        queue: Queue | None = None,
     ) -> None:
         """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
 
         Under a memory budget, it is waited until there is room for those in processes of their own. After a
         PyTritonUnrecoverableError, `on_unrecoverable` is called in the worker's thread when the caller got its answer.
-        `read_queue` asks the server how long requests have waited, by which processes come and go.
+        By how long requests wait in `queue`, processes come and go; without one, all run.
         """
         endpoint = self.endpoint(endpoints)
         definition, is_limited = self.definition, self.budget.limit_bytes is not None
@@ -160,7 +160,7 @@ class WorkerService:
                 self.budget,
                 endpoint,
                 sleeps=definition.is_movable and (is_limited or may_sleep),
-                scaling=None if scaling is None else (scaling, lambda: read_queue(self)),
+                scaling=None if scaling is None or queue is None else (scaling, queue),
                 pinned=definition.is_pinned,
                 idle_timeout_s=definition.idle_timeout_s,
                 stop_wanted=stop_wanted,

@@ -16,7 +16,7 @@ from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.process.budget import Account, MemoryBudget, NoRoomError
 from pytriton.proxy_backend.process.parent_process import ParentProcesses
-from pytriton.proxy_backend.process.scaling import QueueTime, Scaling, ScalingLimits
+from pytriton.proxy_backend.process.scaling import Queue, Scaling, ScalingLimits
 from pytriton.proxy_backend.process.sleep import Sleep, SleepState, are_up
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.system.threads import start_all
@@ -192,7 +192,7 @@ class ModelWorkers:
         endpoint: Path,
         *,
         sleeps: bool,
-        scaling: tuple[ScalingLimits, Callable[[], QueueTime | None]] | None,
+        scaling: tuple[ScalingLimits, Queue] | None,
         pinned: bool,
         idle_timeout_s: float | None,
         stop_wanted: Callable[[], bool],
@@ -202,7 +202,7 @@ class ModelWorkers:
 
         With `sleeps`, they may be put to sleep after `idle_timeout_s` seconds without a call; None leaves that to the
         budget. If they are `pinned`, they run on although others need their memory. With `begins`, they wait for a
-        request before they start. `scaling` says when there are more or fewer of them, and reads how long requests
+        request before they start. `scaling` says when there are more or fewer of them, and where requests
         wait; None is always all.
         """
         workers, self._are_started = self._workers, False

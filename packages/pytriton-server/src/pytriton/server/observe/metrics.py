@@ -4,9 +4,7 @@ The only module that imports `prometheus_client`. It is itself imported when the
 takes longer than the rest of the start of a server.
 """
 
-import contextlib
 import dataclasses
-import http.client
 import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
@@ -19,13 +17,10 @@ from prometheus_client.registry import Collector
 
 from pytriton.proxy_backend import Histogram
 from pytriton.proxy_backend.process.metrics import GATHERED, family_of
-from pytriton.server.control.http import fetch
+from pytriton.server.control.metrics import read_metrics
 from pytriton.server.observe.metrics_totals import CallableTotals, SleepFacts
 from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint
-
-TRITON_TIMEOUT_S = 2.0
-"""How long tritonserver may take for its part of the page, in seconds; the other parts come without it."""
 
 _LABELS = ("model", "version", "worker")
 
@@ -100,7 +95,7 @@ def render_metrics(
     loaded: set[tuple[str, str]] = set()
 
     def fetch_triton() -> bytes:
-        page = _fetch(triton)
+        page = read_metrics(triton)
         loaded.update(_model_of(labels) for labels in _LOADED.findall(page))
         return _LEFT_OVER.sub(lambda line: line[0] if _model_of(line[1]) in loaded else b"", page)
 
@@ -186,15 +181,6 @@ def _rendered(collector: Collector) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)
-
-
-def _fetch(endpoint: Endpoint) -> bytes:
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TRITON_TIMEOUT_S)
-    with contextlib.closing(connection):
-        status, page = fetch(connection, "GET", "/metrics", None, {"Connection": "close"}, timeout_s=TRITON_TIMEOUT_S)
-    if status != http.HTTPStatus.OK:
-        raise OSError(f"tritonserver answers with status {status}")
-    return page
 
 
 class _Sources(Collector):
