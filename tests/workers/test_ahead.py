@@ -181,12 +181,15 @@ def test_nothing_is_sent_ahead(name: str, capabilities: int, server: BareServer)
     assert [error for error in callers.errors if "was lost while" not in error] == []
 
 
-def test_full_batches_of_rows(server: BareServer) -> None:
+@pytest.mark.parametrize("late_s", [0.0, 5 * PACE_S], ids=["at once", "after the next was due"])
+def test_full_batches_of_rows(late_s: float, server: BareServer) -> None:
     extra = 8 * 3
     with SlowWorker(server, "rows") as worker, Callers(server, "rows", extra) as callers:
         batch = worker.serve_until_ahead()
         assert sum(batch.rows) == 8
         worker.answer(batch)
+        # Nothing may be sent behind the batch that is ahead while that is unread: it would count as begun.
+        time.sleep(late_s)
         worker.close()
         with server.worker("rows", double):
             callers.finish()

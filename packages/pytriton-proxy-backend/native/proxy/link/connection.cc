@@ -1,7 +1,9 @@
 #include "connection.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -554,12 +556,17 @@ bool Connection::has_room() const {
   return poll(&room, 1, 0) != 0;
 }
 
+bool Connection::has_unread() const {
+  int unread = 0;
+  return ioctl(fd_, SIOCOUTQ, &unread) == 0 && unread > 0;
+}
+
 bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
   // This writes only while a quarter of the buffer is used at most. The rest stays free for what the worker must be
   // sent, even if it reads nothing.
   pollfd room{fd_, POLLOUT, 0};
   *sent = false;
-  if (poll(&room, 1, 0) == 0) return true;
+  if (poll(&room, 1, 0) == 0 || (has_ahead_ && last_sent_ != 0 && has_unread())) return true;
   const Sent result = SendLocked(message, nullptr, 0, -1, error);
   *sent = result == Sent::kSent;
   return result != Sent::kFailed;
@@ -791,7 +798,7 @@ void Connection::Tick(uint64_t now_ns) {
   if (PollCancelledLocked(now_ns, &error) && EndStalledLocked(now_ns, &error) && settings_.execution_timeout_ms != 0) {
     ExpireLocked(now_ns, &error);
   }
-  if (error.empty() && has_room()) {
+  if (error.empty() && has_room() && !(has_ahead_ && has_unread())) {
     for (const uint32_t id : inputs_.Trim(now_ns, settings_.arena_idle_ms * 1000000u)) {
       Message message = MessageOf(MessageType::kSegmentClose);
       message.segment = id;

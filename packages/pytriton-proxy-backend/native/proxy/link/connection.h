@@ -118,7 +118,8 @@ class Connection {
   // Whether a batch may be sent ahead now.
   bool takes_ahead() const {
     const uint64_t since_ns = nearly_done_ns();
-    return since_ns != kNever && load() == 1 && state() == ConnectionState::kAttached && NowNs() >= since_ns;
+    return since_ns != kNever && load() == 1 && state() == ConnectionState::kAttached && NowNs() >= since_ns &&
+           !has_unread();
   }
   // Counts a batch that is to be sent ahead. Returns false if the worker takes none now.
   bool ClaimAhead();
@@ -142,6 +143,9 @@ class Connection {
   // Whether the socket takes one more message without waiting. The system is asked only if the worker may have many
   // unread messages.
   bool has_room() const;
+  // Whether the worker has not read all that it was sent. If it is lost, only the last message is known for certain to
+  // be unread; so nothing follows an unread batch where that can wait, because the batch would count as begun.
+  bool has_unread() const;
 
   // Does what time makes due: sends cancellations, ends batches that took too long, and gives unused memory back.
   void Tick(uint64_t now_ns);
