@@ -413,6 +413,45 @@ async def asked(url: str, size: int = 2, **options: Any) -> list[list[float]]:
         return [result["y"].tolist() async for result in client.infer_sample(np.ones(size, np.float32))]
 
 
+def test_a_stream_that_is_left_ends_although_more_of_it_is_always_there() -> None:
+    was_reset = threading.Event()
+
+    def serve(connection: Connection) -> None:
+        connection.send(frame(SETTINGS, 0, 0, b""))
+        number = connection.requested()
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while (got := connection.read()) is not None:
+                    if (got[0], got[2]) == (RST, number):
+                        was_reset.set()
+                        return
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        content = message()
+        connection.send(
+            frame(HEADERS, 4, number, connection.headers((":status", "200"), ("content-type", "application/grpc")))
+        )
+        many = frame(DATA_FRAME, 0, number, b"\0" + struct.pack(">I", len(content)) + content) * 1000
+        try:
+            while not was_reset.is_set():
+                connection.send(many)
+        finally:
+            reading.join(PATIENCE_S)
+
+    async def main(url: str) -> None:
+        async with DirectStreamsClient(url, "d", model_config=SPEC, ensure_model_is_ready=False) as client:
+            results = client.infer_sample(np.ones(2, np.float32))
+            assert isinstance(results, AsyncGenerator)
+            await anext(results)
+            await results.aclose()
+            await eventually_async(was_reset.is_set)
+
+    with Peer(serve) as peer:
+        drive(lambda: main(peer.url))
+
+
 def test_frames_in_any_pieces() -> None:
     def serve(connection: Connection) -> None:
         connection.send(frame(SETTINGS, 0, 0, b""))
