@@ -80,3 +80,55 @@ def test_what_a_generator_awaits_is_cancelled_where_its_connection_has_ended(end
 
     asyncio.run(main())
     assert seen == ["the work was cancelled", "so was the generator"]
+
+
+def test_of_those_who_give_way_a_few_go_on_in_each_turn_of_the_loop() -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    seen: list[str] = []
+
+    async def stream(name: str) -> None:
+        turns = Turns(asyncio.get_running_loop())
+        for _ in range(5):
+            await turns.give_way()
+            seen.append(name)
+
+    async def beside() -> None:
+        while True:
+            seen.append(" ")
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        other = asyncio.create_task(beside())
+        await asyncio.gather(*map(stream, names))
+        other.cancel()
+
+    asyncio.run(main())
+    turns = "".join(seen).split()
+    assert "".join(turns) == names * 5
+    assert max(map(len, turns)) == 4
+
+
+@pytest.mark.parametrize("cancelled", ["a", "b", "abcd", "fgh", "abcdefghij"])
+def test_who_is_cancelled_keeps_nobody_from_his_turn(cancelled: str) -> None:
+    ended: list[str] = []
+
+    async def stream(name: str) -> None:
+        turns = Turns(asyncio.get_running_loop())
+        for _ in range(5):
+            await turns.give_way()
+        ended.append(name)
+
+    async def main(turns: int) -> None:
+        ended.clear()
+        tasks = {name: asyncio.create_task(stream(name)) for name in "abcdefghij"}
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for name in cancelled:
+            tasks[name].cancel()
+        await asyncio.wait(tasks.values())
+        assert ended == [name for name in "abcdefghij" if name not in cancelled]
+        # Whoever comes later finds no turn that is still given.
+        await asyncio.gather(*map(stream, "klmnop"))
+
+    for turns in range(1, 12):
+        asyncio.run(main(turns))
