@@ -25,6 +25,7 @@ from pytriton.guests import Guest
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.settings import read_duration
 from pytriton.proxy_backend.system.escapes import is_terminal
+from pytriton.server.garbage import collecting_what_is_new
 from pytriton.server.lifecycle.stop_signals import StopRequested, end_on_sigterm
 from pytriton.server.models.process_workers import MAX_COPIES, PROCESS, SLEEPS
 from pytriton.triton import ProcessWorker, Triton
@@ -107,7 +108,10 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
             # Guests check models and settings before anything is started.
             list(lines)
             beside = [guest.beside(triton, opened, address=settings.address) for guest in present]
-            if reloader is not None:
+            if reloader is None:
+                beside.append(collecting_what_is_new())
+            else:
+                # What was loaded before goes then, so the collector has to see it.
                 beside.append(reloader.watching(lambda: served.reload(triton)))
             # This begins inside `serve`, which ends in order from the moment that requests are answered.
             beside.append(replacing(lambda: served.replace(triton, settings_now.read)))

@@ -132,6 +132,8 @@ def run_application(app: Any, listener: socket.socket) -> None:
     """Serve an ASGI application by uvicorn until SIGINT or SIGTERM; requests in flight have some seconds to end."""
     import uvicorn
 
+    from pytriton.server.garbage import collecting_what_is_new
+
     config = uvicorn.Config(
         app,
         log_level=logging.WARNING,
@@ -155,7 +157,8 @@ def run_application(app: Any, listener: socket.socket) -> None:
 
     if callable(before) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
-    server.run(sockets=[listener])
+    with collecting_what_is_new():
+        server.run(sockets=[listener])
     if ordered and callable(before):
         before(ordered[0], None)
 
