@@ -186,6 +186,83 @@ class Caller(asyncio.Protocol):
         self._transport.close()
 
 
+class Counter(asyncio.Protocol):
+    """Asks for a stream, counts its events, and says when some numbers of them have come."""
+
+    def __init__(self, request: bytes, marks: dict[int, asyncio.Future[None]]) -> None:
+        self._request = request
+        self._marks = marks
+        self._last = b""
+        self._count = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._count += (self._last + data).count(b"data: ") - self._last.count(b"data: ")
+        self._last = data[-5:]
+        for mark, future in self._marks.items():
+            if self._count >= mark and not future.done():
+                future.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for future in self._marks.values():
+            if not future.done():
+                future.set_exception(RuntimeError(f"{self._count} events came, then {error}: {self._last!r}"))
+
+
+def resident_mib(root: int) -> dict[str, float]:
+    """Return the memory of each process of a server, in MiB."""
+    found = {}
+    for pid in descendants(root):
+        with contextlib.suppress(FileNotFoundError):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            short = "endpoints" if " openai " in command else "tritonserver" if "triton" in command[:60] else "worker"
+            found[f"{short} {pid}"] = pages * os.sysconf("SC_PAGESIZE") / 2**20
+    return found
+
+
+async def long_stream(way: Way, marks: list[int]) -> list[dict[str, float]]:
+    """Read one stream of as many responses as the last mark says; return the memory of the server at each mark."""
+    loop = asyncio.get_running_loop()
+    passed: dict[int, asyncio.Future[None]] = {mark: loop.create_future() for mark in marks}
+    found = [resident_mib(way.root)]
+    reading: asyncio.Future[object]
+    if way.is_grpc:
+        host, port = way.address
+        client = AsyncioDecoupledModelClient(f"grpc://{host}:{port}", way.path, inference_timeout_s=PATIENCE_S)
+
+        async def read() -> None:
+            async with client:
+                types = {spec.name: spec.dtype for spec in (await client.model_config).inputs}
+                given = {"text": b"x", "max_tokens": marks[-1], "delay": 0.0}
+                inputs = {name: np.array([value], types[name]) for name, value in given.items()}
+                count = 0
+                async for _ in client.infer_sample(**inputs):
+                    count += 1
+                    if count in passed:
+                        passed[count].set_result(None)
+
+        reading = asyncio.ensure_future(read())
+    else:
+        body = way.body(marks[-1], 0.0)
+        head = f"POST {way.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        transport, _ = await loop.create_connection(lambda: Counter(request, passed), *way.address)
+        reading = loop.create_future()
+        reading.add_done_callback(lambda _: transport.close())
+    for mark in marks:
+        await asyncio.wait_for(passed[mark], PATIENCE_S)
+        found.append(resident_mib(way.root))
+    if not way.is_grpc:
+        reading.set_result(None)
+    await reading
+    return found
+
+
 async def call_grpc(way: Way, streams: int, tokens: int, delay: float) -> list[Stream]:
     """Ask for so many streams at once over gRPC, and read them to their ends."""
     inputs = {"text": np.array([b"x"], object), "max_tokens": np.array([tokens]), "delay": np.array([delay])}
@@ -347,6 +424,9 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="measure models without the OpenAI endpoints")
     parser.add_argument("--by-thread", action="store_true", help="tell the processor time of each thread, too")
     parser.add_argument("--ways", help="those of the table, with a comma between them")
+    parser.add_argument(
+        "--memory", action="store_true", help="tell the memory of each process at 100,000 and 1,000,000 responses"
+    )
     parser.add_argument("--before", help="folder with packages of an earlier version, which takes its turn, too")
     given = parser.parse_args()
     plain = [f"{kind}/{protocol}" for protocol in ("SSE", "gRPC") for kind in PLAIN]
@@ -387,6 +467,15 @@ def main() -> int:
         chosen = [ways[name] for name in [*given.ways.split(","), *(["before"] if given.before else [])]]
         for way in chosen:
             measure(way, 4, 20, 0.0, by_thread=False)
+            if given.memory:
+                for text, told in zip(
+                    ("before", "100,000", "1,000,000"),
+                    asyncio.run(long_stream(way, [100_000, 1_000_000])),
+                    strict=True,
+                ):
+                    print(f"{way.name:16} {text:>10}  " + "  ".join(f"{k} {v:.0f} MiB" for k, v in told.items()))
+        if given.memory:
+            return 0
         for streams in map(int, given.streams.split(",")):
             found: dict[str, list[dict[str, float]]] = {way.name: [] for way in chosen}
             for at in range(given.rounds):

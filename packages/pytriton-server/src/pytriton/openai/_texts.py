@@ -23,6 +23,7 @@ from pytriton.openai._models import (
     TOOL_CALLS,
     EndpointModel,
 )
+from pytriton.proxy_backend.rota import rota_of
 
 T = TypeVar("T")
 
@@ -118,6 +119,7 @@ async def read_texts(
     filtered = Stops(stops)
     is_whole = True
     last: list[Part] = []
+    rota = rota_of(asyncio.get_running_loop())
     async with aclosing(groups):
         async for texts in groups:
             found = Texts()
@@ -144,7 +146,7 @@ async def read_texts(
                 yield found
             if len(texts) >= _MOST_TOGETHER:
                 # More parts may be there already, so other tasks get a turn first.
-                await asyncio.sleep(0)
+                await rota.next_turn()
     # The last part comes after the model was told to stop, because the caller may be slow to take it.
     yield last or [Part(filtered.feed(decoder.decode(b"", True)) + filtered.end(), "stop")]
 
@@ -173,6 +175,7 @@ async def read_parts(
     deltas = CallDeltas(name)
     reason = "stop"
     counts: dict[str, int] = {}
+    rota = rota_of(asyncio.get_running_loop())
 
     def without_calls(text: str, is_last: bool = False) -> tuple[str, list[dict[str, Any]]]:
         if calling is None:
@@ -218,7 +221,7 @@ async def read_parts(
                     # Other tasks get a turn.
                     yield parts
                     parts = []
-                    await asyncio.sleep(0)
+                    await rota.next_turn()
                 elif parts and not answer.is_followed:
                     yield parts
                     parts = []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import types
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
+from ...rota import rota_of
 from ..texts import told_trace
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ NOTHING = _Nothing()
 
 # How long a generator that does not wait may keep its event loop from others.
 TURN_NS = 500_000
-_MOST_IN_A_TURN = 4
 
 
 class Pacing(Protocol):
@@ -45,51 +43,6 @@ class Pacing(Protocol):
 
     def resume_next(self, number: int) -> None:
         """Let the next of those that wait go on: a batch that was told to go on, or has ended, calls this."""
-
-
-class Rota:
-    """Lets a few generators go on in each turn of an event loop, of those that gave way; the others wait in a queue.
-
-    If all of them went on in the same turn, whatever else the loop serves, such as the timer of a generator that waits,
-    would come after `TURN_NS` for each of them. If one went on alone, it would share no message with others.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._given = 0  # how many generators are to go on in the next turn
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def next_turn(self) -> None:
-        """Wait until the generator may go on, which is not before the next turn of the loop."""
-        import asyncio
-
-        if self._given < _MOST_IN_A_TURN:
-            self._given += 1
-            try:
-                await asyncio.sleep(0)
-            finally:
-                self._hand_on()
-            return
-        turn = self._loop.create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        finally:
-            # One that was cancelled while it waited has no turn to hand on.
-            if not turn.cancelled():
-                self._hand_on()
-
-    def _hand_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._given -= 1
-
-
-# Loops in several threads have one each.
-_ROTAS: WeakKeyDictionary[asyncio.AbstractEventLoop, Rota] = WeakKeyDictionary()
 
 
 class Turns:
@@ -109,10 +62,7 @@ class Turns:
         self._pacing = pacing
         self._number = number
         self._since_ns: int | None = 0
-        rota = _ROTAS.get(loop)
-        if rota is None:
-            rota = _ROTAS[loop] = Rota(loop)
-        self._rota = rota
+        self._rota = rota_of(loop)
 
     def is_due(self) -> bool:
         """Return whether the loop has not turned for `TURN_NS`, or the callers do not take what they were sent.
