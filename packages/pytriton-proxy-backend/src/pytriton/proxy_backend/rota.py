@@ -21,8 +21,21 @@ class Rota:
     """
 
     def __init__(self) -> None:
+        self._turn = 0
+        self._is_counting = False  # whether the next turn of the loop is to be counted
         self._given = 0  # how many tasks are to go on in the next turn
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def turn(self, loop: asyncio.AbstractEventLoop) -> int:
+        """Return the number of the loop's turn, among those in which this was asked."""
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._count)
+        return self._turn
+
+    def _count(self) -> None:
+        self._is_counting = False
+        self._turn += 1
 
     async def next_turn(self) -> None:
         """Wait until the task may go on, which is not before the next turn of the loop."""

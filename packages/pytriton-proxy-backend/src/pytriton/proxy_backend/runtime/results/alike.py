@@ -11,13 +11,14 @@ from ...errors import ArenaFullError
 from ...wire import layout
 from ...wire.accelerator import accelerator
 from ...wire.dtypes import code_of
-from ...wire.record import Record, Tensor
+from ...wire.record import Record, RecordLayout, Tensor
 from ...wire.response import ResponseData, ResponseWriter
 from ...wire.strings import encode_strings
 
 _MOST_TOGETHER = 64
 # In bytes; larger outputs are not copied a second time.
 _MOST_BYTES = 1024
+_MOST_LAYOUTS = 64
 
 
 class AlikeResponses:
@@ -26,13 +27,15 @@ class AlikeResponses:
     They are kept as bytes, because a callable may reuse its arrays for the next response.
     """
 
-    __slots__ = ("_looks", "_names", "_native", "_pieces")
+    __slots__ = ("_layouts", "_looks", "_names", "_native", "_pieces")
 
     def __init__(self, names: Set[str], outputs: dict[str, np.ndarray[Any, Any]]) -> None:
         self._names = names
         self._looks = [(name, array.dtype, array.shape, array.dtype.kind in "OSUT") for name, array in outputs.items()]
         self._pieces: list[list[bytes]] = []
         self._native = accelerator()
+        # Of records with one response, by the lengths of its outputs: where a generator waits, most have one.
+        self._layouts: dict[tuple[int, ...], RecordLayout] = {}
 
     @classmethod
     def of(cls, result: Any, response: ResponseData) -> AlikeResponses | None:
@@ -100,12 +103,18 @@ class AlikeResponses:
 
     def _lay_out(self, writer: ResponseWriter, pieces: Sequence[Sequence[bytes]]) -> Record:
         count = len(pieces)
+        lengths = tuple(map(len, pieces[0]))
+        if count == 1 and (known := self._layouts.get(lengths)) is not None:
+            return Record(known, pieces[0])
         tensors = []
         for at, (name, dtype, shape, _) in enumerate(self._looks):
             payload = b"".join([each[at] for each in pieces])
             whole = (shape[0] * count, *shape[1:])
             tensors.append(Tensor(name, layout.WHOLE_BATCH, code_of(dtype), whole, dtype, len(payload), payload))
-        return writer.lay_out_alike(count, self._looks[0][2][0], tensors)
+        record = writer.lay_out_alike(count, self._looks[0][2][0], tensors)
+        if count == 1 and len(self._layouts) < _MOST_LAYOUTS:
+            self._layouts[lengths] = record.layout
+        return record
 
 
 def _is_plain(result: Any) -> bool:

@@ -61,7 +61,8 @@ class Turns:
         self._loop = loop
         self._pacing = pacing
         self._number = number
-        self._since_ns: int | None = 0
+        self._since_ns = 0  # since when the loop has not turned, as far as this is known
+        self._turn = -1  # the turn of the loop at that time; -1 before the first response
         self._rota = rota_of(loop)
 
     def is_due(self) -> bool:
@@ -71,10 +72,13 @@ class Turns:
         """
         if self._pacing is not None and self._pacing.must_wait(self._number):
             return True
-        if self._since_ns is None:
+        if monotonic_ns() - self._since_ns < TURN_NS:
+            return False
+        if self._turn >= 0 and self._turn != self._rota.turn(self._loop):
+            # The generator has waited meanwhile.
             self._begin()
             return False
-        return monotonic_ns() - self._since_ns >= TURN_NS
+        return True
 
     async def give_way(self) -> None:
         """Let the loop turn, and the callers take what they were sent."""
@@ -92,10 +96,7 @@ class Turns:
     def _begin(self) -> None:
         """Measure from now on how long the loop has not turned."""
         self._since_ns = monotonic_ns()
-        self._loop.call_soon(self._note)
-
-    def _note(self) -> None:
-        self._since_ns = None
+        self._turn = self._rota.turn(self._loop)
 
 
 def _resume(resumed: asyncio.Future[None]) -> None:
