@@ -53,8 +53,8 @@ class Rota:
         try:
             await turn
         finally:
-            # One that was cancelled while it waited has no turn to hand on.
-            if not turn.cancelled():
+            # One that was cancelled or closed while it waited has no turn to hand on.
+            if not (turn.cancel() or turn.cancelled()):
                 self._hand_on()
 
     def _hand_on(self) -> None:

@@ -132,3 +132,17 @@ def test_who_is_cancelled_keeps_nobody_from_his_turn(cancelled: str) -> None:
 
     for turns in range(1, 12):
         asyncio.run(main(turns))
+
+
+def test_who_is_dropped_keeps_nobody_from_his_turn() -> None:
+    async def main() -> None:
+        turns = [Turns(asyncio.get_running_loop()) for _ in range(8)]
+        dropped = [each.give_way() for each in turns]
+        for each in dropped:
+            each.send(None)
+        # Those that wait in the queue first.
+        for each in reversed(dropped):
+            each.close()
+        await asyncio.gather(*(each.give_way() for each in turns))
+
+    asyncio.run(main())
