@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     import asyncio
 
-_MOST_IN_A_TURN = 4
+_MOST_IN_A_TURN = 2
 
 
 class Rota:
