@@ -9,8 +9,6 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     import asyncio
 
-_MOST_IN_A_TURN = 2
-
 
 class Rota:
     """Lets a few tasks go on in each turn of an event loop, of those that gave way; the others wait in a queue.
@@ -37,11 +35,11 @@ class Rota:
         self._is_counting = False
         self._turn += 1
 
-    async def next_turn(self) -> None:
-        """Wait until the task may go on, which is not before the next turn of the loop."""
+    async def next_turn(self, most: int) -> None:
+        """Wait until the task may go on: not before the next turn of the loop, in which `most` tasks may."""
         import asyncio
 
-        if self._given < _MOST_IN_A_TURN:
+        if self._given < most:
             self._given += 1
             try:
                 await asyncio.sleep(0)

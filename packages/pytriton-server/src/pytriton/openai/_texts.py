@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 # More parts at once would block the event loop for too long.
 _MOST_TOGETHER = 16
+# How many streams that have given as many go on in one turn of the loop.
+_MOST_IN_A_TURN = 8
 
 # JSON has no -Infinity, so the log probability of an impossible token is -9999, as in OpenAI's API.
 _LOGPROBS_DECODER = make_decoder({"-Infinity": -9999.0})
@@ -146,7 +148,7 @@ async def read_texts(
                 yield found
             if len(texts) >= _MOST_TOGETHER:
                 # More parts may be there already, so other tasks get a turn first.
-                await rota.next_turn()
+                await rota.next_turn(_MOST_IN_A_TURN)
     # The last part comes after the model was told to stop, because the caller may be slow to take it.
     yield last or [Part(filtered.feed(decoder.decode(b"", True)) + filtered.end(), "stop")]
 
@@ -221,7 +223,7 @@ async def read_parts(
                     # Other tasks get a turn.
                     yield parts
                     parts = []
-                    await rota.next_turn()
+                    await rota.next_turn(_MOST_IN_A_TURN)
                 elif parts and not answer.is_followed:
                     yield parts
                     parts = []

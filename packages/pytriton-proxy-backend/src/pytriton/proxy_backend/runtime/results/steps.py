@@ -27,6 +27,8 @@ NOTHING = _Nothing()
 
 # How long a generator that does not wait may keep its event loop from others.
 TURN_NS = 500_000
+# How many of those go on in one turn of the loop.
+_MOST_IN_A_TURN = 2
 
 
 class Pacing(Protocol):
@@ -82,7 +84,7 @@ class Turns:
 
     async def give_way(self) -> None:
         """Let the loop turn, and the callers take what they were sent."""
-        await self._rota.next_turn()
+        await self._rota.next_turn(_MOST_IN_A_TURN)
         while self._pacing is not None and self._pacing.must_wait(self._number):
             resumed = self._loop.create_future()
             self._pacing.when_resumed(self._number, partial(_resume, resumed))
