@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -42,6 +43,7 @@ from support.waiting import PATIENCE_S, eventually
 MODES = ("auto", "legacy")
 PNG = b"\x89PNG\r\n\x1a\n"
 APP = '''
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,6 +119,14 @@ def forever(name: str) -> Iterator[str]:
             yield "on "
     finally:
         Path(name).touch()
+
+
+@model
+def gated(path: str) -> Iterator[str]:
+    yield "here, "
+    while not Path(path).exists():
+        time.sleep(0.01)
+    yield "gone"
 
 
 @model
@@ -333,6 +343,41 @@ def test_an_agent_finds_tools_and_corrects_itself(served: tuple[str, Path]) -> N
         "PLEASE",
         json.dumps({"output": len(PNG + b"PLEASE")}),
     ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_end_of_a_server_waits_for_calls_and_not_for_listeners(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "app.py").write_text(APP)
+
+    async def run(server: ServeCommand) -> Any:
+        begun = asyncio.Event()
+
+        async def note(progress: float, total: float | None, message: str | None) -> None:
+            begun.set()
+
+        async def listen(client: Client) -> None:
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    raise AssertionError("nothing has changed")
+
+        async with connected(endpoint(server), mode) as client:
+            await client.list_tools()
+            listening = asyncio.ensure_future(listen(client)) if mode == "auto" else None
+            asked = asyncio.ensure_future(client.call_tool("gated", {"path": "gate"}, progress_callback=note))
+            await begun.wait()
+            server.process.send_signal(signal.SIGTERM)
+            while "stopping the server" not in server.written:
+                await asyncio.sleep(0.01)
+            (tmp_path / "gate").touch()
+            answer = await asked
+            if listening is not None:
+                await listening
+            return answer
+
+    with serve_command(tmp_path, "app.py", "--mcp", "0") as server:
+        assert asyncio.run(run(server)).structured_content == {"output": "here, gone"}
+        # A second signal would end it out of order.
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 # ---- models that come and go ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What guests share that answer HTTP at a port of their own: port, API key, pages of other sites, process."""
 
+import asyncio
 import contextlib
 import hmac
 import logging
@@ -8,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -128,8 +129,13 @@ def _authority(origin: str) -> str:
         return ""
 
 
-def run_application(app: Any, listener: socket.socket) -> None:
-    """Serve an ASGI application by uvicorn until SIGINT or SIGTERM; requests in flight have some seconds to end."""
+def run_application(
+    app: Any, listener: socket.socket, *, on_end: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """Serve an ASGI application by uvicorn until SIGINT or SIGTERM; requests in flight have some seconds to end.
+
+    `on_end` runs beside that, and ends requests that would not end by themselves.
+    """
     import uvicorn
 
     from pytriton.server.garbage import collecting_what_is_new
@@ -143,7 +149,12 @@ def run_application(app: Any, listener: socket.socket) -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=_END_S,
     )
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await asyncio.gather(super().shutdown(sockets), *(() if on_end is None else (on_end(),)))
+
+    server = Server(config)
     before = signal.getsignal(signal.SIGTERM)
     ordered: list[int] = []
 

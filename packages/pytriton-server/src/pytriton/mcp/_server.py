@@ -8,10 +8,11 @@ import importlib.metadata
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import mcp_types as types
+from sse_starlette.sse import AppStatus
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 # Of how many models the configuration is read again each time, those first that were read longest ago.
 _MOST_CONFIGS = 16
+# At the end, calls in flight may take this long, and answers are written within the second.
+_END_S = 4.0
+_WRITE_S = 0.2
 _MOST_BODY_BYTES = 16 << 20
 _MOST_ANSWER_BYTES = 64 << 20
 _MOST_RESPONSES = 100_000
@@ -55,8 +59,10 @@ def application(
     timeout_s: float,
     hosts: Collection[str],
     cors_origins: Collection[str],
-) -> ASGIApp:
-    """Return the application that offers the models of a server as tools."""
+) -> tuple[ASGIApp, Callable[[], Coroutine[Any, Any, None]]]:
+    """Return the application that offers the models of a server as tools, and what ends its streams in order."""
+    # The SDK's streams would end at the first signal, with the calls in them.
+    AppStatus.enable_automatic_graceful_drain = False
     server = _ToolServer(_Models(url, frozenset(names), access_token, tls, timeout_s))
     app: ASGIApp = server.streamable_http_app(
         streamable_http_path=PATH,
@@ -74,7 +80,7 @@ def application(
             allow_headers=["*"],
             expose_headers=[_SESSION_HEADER],
         )
-    return app
+    return app, server.end
 
 
 class _Models:
@@ -189,6 +195,14 @@ class _ToolServer(Server[None]):
             watcher.cancel()
             await asyncio.wait([watcher, *self._calls], timeout=_LOOK_S)
             self._models.close()
+
+    async def end(self) -> None:
+        """Wait for the calls in flight, then end the streams by which callers hear of changes."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_END_S)
+        await asyncio.sleep(_WRITE_S)
+        self._handler.close()
+        AppStatus.should_exit = True
 
     async def _watch(self) -> None:
         """Tell callers when there are other tools, or tools with other inputs."""

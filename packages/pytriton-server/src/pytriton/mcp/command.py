@@ -74,7 +74,7 @@ def mcp_command(
 
     try:
         key = read_key(api_key_file, API_KEY_VARIABLE)
-        app = application(
+        app, end = application(
             url,
             names=model or (),
             api_key=key,
@@ -97,7 +97,7 @@ def mcp_command(
         listener.listen(BACKLOG)
         typer.echo(f"MCP     {shown_address(listener)}{PATH}" + ("" if key is None else " (with an API key)"))
         try:
-            run_application(app, listener)
+            run_application(app, listener, on_end=end)
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
 
