@@ -24,6 +24,8 @@ from benchmarks.harness.processes import (
     Launch,
     Server,
     adopt_orphans,
+    command_of,
+    cpu_s,
     free_ports,
     machine_busy_s,
     scratch_folder,
@@ -55,6 +57,8 @@ PATIENCE = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "600",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+# Parts of Ray's command lines, and what the time of such a process is called.
+ROLES = {"ProxyActor": "proxy us/req", "ServeReplica": "replica us/req", "tritonserver": "tritonserver us/req"}
 _WARM_UP_S = 1
 _CHECK_THREADS = 16
 _CHECK_REQUESTS = 5
@@ -102,20 +106,33 @@ def _run_round(
             request = WIRES[kind][name].encode(model, example(model))
             load = partial(load_http, wrk, port, [request], connections=callers, scratch=scratch)
             load(seconds=_WARM_UP_S)
-            busy, cpu = machine_busy_s(), server.cpu_s()
+            busy, before = machine_busy_s(), _by_role(server)
             run = load(seconds=options.seconds)
-            busy, cpu = machine_busy_s() - busy, server.cpu_s() - cpu
+            busy, after = machine_busy_s() - busy, _by_role(server)
+            spent = {role: after[role] - before.get(role, 0.0) for role in after}
+            cpu = sum(spent.values())
             numbers = {
                 RATE: run.requests_per_s,
                 "p50 ms": run.p50_ms,
                 "p99 ms": run.p99_ms,
                 "cluster us/req": cpu / run.requests * 1e6,
+                **{role: spent.get(role, 0.0) / run.requests * 1e6 for role in ROLES.values()},
             }
             others = max(0.0, (busy - cpu - run.cpu_s) / run.wall_s)
             results.cells.append(Cell("ray", f"{model.name}, {kind}, {callers}", name, number, numbers, others))
             print(
                 f"round {number}: {model.name}, {kind}, {callers}, {name}: {run.requests_per_s:,.0f}", file=sys.stderr
             )
+
+
+def _by_role(server: Server) -> dict[str, float]:
+    """Return the processor time of the cluster's processes in seconds, by what they do."""
+    spent: dict[str, float] = {}
+    for pid in server.pids():
+        command = command_of(pid)
+        role = next((role for part, role in ROLES.items() if part in command), "others us/req")
+        spent[role] = spent.get(role, 0.0) + cpu_s(pid)
+    return spent
 
 
 def _check(port: int, models: Sequence[Model], threads: int = 1, requests: int = 1) -> None:

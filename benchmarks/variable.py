@@ -39,6 +39,7 @@ from benchmarks.harness.processes import (
     scratch_folder,
     serve,
 )
+from benchmarks.harness.publish import draw
 from benchmarks.harness.report import table
 from benchmarks.peers.base import SERVERS, Ports
 from benchmarks.peers.nvidia_pytriton import NvidiaPyTritonEnvironment
@@ -78,6 +79,7 @@ class Way(NamedTuple):
 WAYS = {
     "ours, `Cost`, padded": Way("ours", "/v2/models/padded/infer"),
     "ours, `Cost`, packed": Way("ours", "/v2/models/packed/infer"),
+    "ours, `Cost`, padded, overhead=128": Way("ours", "/v2/models/tight/infer"),
     "ours, one shape a batch": Way("ours", "/v2/models/alike/infer"),
     "ours, callers pad to 512": Way("ours", "/v2/models/alike/infer", longest=ragged.LONGEST),
     "Triton's Python backend": Way("python-backend", "/v2/models/embed/infer"),
@@ -88,6 +90,7 @@ WAYS = {
 if ragged.MODEL == "encoder":
     # It takes no packed texts, and 128 texts of 512 tokens would take minutes and gigabytes.
     del WAYS["ours, `Cost`, packed"], WAYS["ours, callers pad to 512"]
+SERVED = list(dict.fromkeys(way.server for way in WAYS.values()))
 
 
 # ---- callers --------------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ class Bench:
         self.stub = TritonPythonBackend(NvidiaPyTritonEnvironment(None))
         self.missing: dict[str, str] = {}
 
-    def prepare(self, scratch: Path) -> None:
+    def prepare(self, scratch: Path, servers: list[str]) -> None:
         """Install the peers, and find the right answers."""
         needs = ["onnxruntime"] if ragged.MODEL == "encoder" else []
         if needs:
@@ -189,6 +192,8 @@ class Bench:
             "python-backend": self.stub.prepare,
         }
         for name, prepare in peers.items():
+            if name not in servers:
+                continue
             try:
                 self.pythons[name] = str(prepare())
             except PeerMissingError as error:
@@ -265,8 +270,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("wait", "compute", "encoder"), default="wait")
     parser.add_argument("--callers", type=int, nargs="+", default=[32, 128])
+    parser.add_argument("--servers", nargs="+", choices=SERVED, default=SERVED)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--draw", action="store_true", help="draw the chart of docs/performance.md")
     parser.add_argument("--be-callers", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_callers:
@@ -277,8 +284,8 @@ def main() -> None:
     found: dict[tuple[int, str], list[list[float]]] = {}
     with scratch_folder() as scratch:
         bench = Bench(scratch)
-        bench.prepare(scratch)
-        servers = [name for name in dict.fromkeys(way.server for way in WAYS.values()) if name not in bench.missing]
+        bench.prepare(scratch, arguments.servers)
+        servers = [name for name in arguments.servers if name not in bench.missing]
         began, busy = time.monotonic(), machine_busy_s()
         for number in range(arguments.rounds):
             shift = number % len(servers)
@@ -289,8 +296,27 @@ def main() -> None:
         busy = (machine_busy_s() - busy) / (time.monotonic() - began)
     for callers in arguments.callers:
         print(f"\n{report(callers, {name: found[callers, name] for name in WAYS if (callers, name) in found})}")
+    if arguments.draw:
+        draw([chart(arguments.callers, found)])
     print(*(f"\nmissing: {name}: {reason}" for name, reason in bench.missing.items()), sep="")
     print(f"{ragged.MODEL}, {arguments.rounds} rounds of {arguments.seconds:g} s; {busy:.1f} processors were busy")
+
+
+def chart(callers: list[int], found: dict[tuple[int, str], list[list[float]]]) -> dict[str, Any]:
+    """Return what `draw` needs: a group of bars for so many callers, a bar for each way."""
+    series: list[dict[str, Any]] = []
+    for number, name in enumerate(WAYS):
+        rates = [[each[0] for each in found.get((count, name), [])] for count in callers]
+        bars = [(statistics.median(rate), min(rate), max(rate)) if rate else None for rate in rates]
+        series.append({"name": name.replace("`", ""), "colour": number, "bars": bars})
+    title = f"texts/s of 5 to 512 tokens, the model: {ragged.MODEL}"
+    cases = [f"{count} callers" for count in callers]
+    return {
+        "file": f"variable-{ragged.MODEL}",
+        "title": title,
+        "cases": cases,
+        "series": [x for x in series if any(x["bars"])],
+    }
 
 
 def report(callers: int, found: dict[str, list[list[float]]]) -> str:

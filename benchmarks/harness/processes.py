@@ -113,7 +113,7 @@ class Server:
         which would have it without them, is not. None where there are no such processes.
         """
         pids = self.pids()
-        commands = {pid: _command(pid) for pid in pids}
+        commands = {pid: command_of(pid) for pid in pids}
         memory = {pid: _memory_kib(pid) for pid in pids}
         hosts = [pid for pid in pids if any(name in commands[pid] for name in _HOSTS)]
         own = [*hosts, *(pid for pid in pids if _FORKSERVER in commands[pid])]
@@ -279,11 +279,12 @@ def _leavings(pid: int) -> set[Path]:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return set()
-    folders = re.findall(r"/tmp/folder\w{6}\b", _command(pid))
+    folders = re.findall(r"/tmp/folder\w{6}\b", command_of(pid))
     return {Path(name) for name in re.findall(r"/dev/shm/\S+$", maps, re.M) + folders}
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Return the command line of a process; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:

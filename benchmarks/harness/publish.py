@@ -254,6 +254,12 @@ def _readme_table(results: Results) -> str:
 def _draw(results: Results) -> list[str]:
     """Draw what there is to draw, in an environment with matplotlib; return their names."""
     charts = [chart for name, how in _CHARTS.items() if (chart := _chart(results, name, *how)) is not None]
+    draw(charts)
+    return [chart["file"] for chart in charts]
+
+
+def draw(charts: Sequence[dict[str, Any]]) -> None:
+    """Draw charts of bars into the folder of the page's pictures, as `draw.py` takes them."""
     python = environment("charts", base_interpreter(), ["matplotlib"])
     CHARTS.mkdir(exist_ok=True)
     subprocess.run(
@@ -263,7 +269,6 @@ def _draw(results: Results) -> list[str]:
         timeout=_DRAW_TIMEOUT_S,
         check=True,
     )
-    return [chart["file"] for chart in charts]
 
 
 def _chart(results: Results, file: str, workload: str, prefix: str, name: str, title: str) -> dict[str, Any] | None:

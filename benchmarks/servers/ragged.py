@@ -118,6 +118,7 @@ def ours(http_port):
     ways = {
         "alike": (padded, None),
         "padded": (padded, Cost("tokens", limit=LIMIT)),
+        "tight": (padded, Cost("tokens", limit=LIMIT, overhead=128)),
         "packed": (packed, Cost("tokens", limit=LIMIT, layout="packed", offsets="offsets")),
     }
     triton = Triton(
