@@ -58,6 +58,8 @@ output {{ name: "pooled" data_type: TYPE_FP32 dims: {ragged.WIDTH} }}
 instance_group {{ kind: KIND_CPU }}
 """
 Array = np.ndarray[Any, Any]
+# The numbers of each round, by callers and way.
+Found = dict[tuple[int, str], list[list[float]]]
 
 
 class Way(NamedTuple):
@@ -273,6 +275,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", choices=SERVED, default=SERVED)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--json", type=Path, help="a file to which the rounds are added, for the tables and the chart")
     parser.add_argument("--draw", action="store_true", help="draw the chart of docs/performance.md")
     parser.add_argument("--be-callers", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -281,7 +284,7 @@ def main() -> None:
         be_callers(name, int(port), int(callers), float(seconds), answers)
         return
     adopt_orphans()
-    found: dict[tuple[int, str], list[list[float]]] = {}
+    found: Found = {}
     with scratch_folder() as scratch:
         bench = Bench(scratch)
         bench.prepare(scratch, arguments.servers)
@@ -294,15 +297,20 @@ def main() -> None:
                     found.setdefault((callers, name), []).append(numbers)
                     print(f"round {number + 1}, {name}, {callers}: {numbers[0]:.0f} texts/s", file=sys.stderr)
         busy = (machine_busy_s() - busy) / (time.monotonic() - began)
-    for callers in arguments.callers:
+    if arguments.json is not None:
+        before = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+        found = {(callers, name): rounds for callers, name, rounds in before} | found
+        arguments.json.write_text(json.dumps([[*key, rounds] for key, rounds in found.items()]))
+    every = sorted({callers for callers, _ in found})
+    for callers in every:
         print(f"\n{report(callers, {name: found[callers, name] for name in WAYS if (callers, name) in found})}")
     if arguments.draw:
-        draw([chart(arguments.callers, found)])
+        draw([chart(every, found)])
     print(*(f"\nmissing: {name}: {reason}" for name, reason in bench.missing.items()), sep="")
     print(f"{ragged.MODEL}, {arguments.rounds} rounds of {arguments.seconds:g} s; {busy:.1f} processors were busy")
 
 
-def chart(callers: list[int], found: dict[tuple[int, str], list[list[float]]]) -> dict[str, Any]:
+def chart(callers: list[int], found: Found) -> dict[str, Any]:
     """Return what `draw` needs: a group of bars for so many callers, a bar for each way."""
     series: list[dict[str, Any]] = []
     for number, name in enumerate(WAYS):

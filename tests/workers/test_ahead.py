@@ -38,7 +38,7 @@ def server() -> Iterator[BareServer]:
         made.add("single", batching=False)
         made.add("rows", extra="dynamic_batching { }")
         made.add("unbatched")
-        made.add("costs", ragged=True, extra="dynamic_batching { }", cost_limit=64)
+        made.add("costs", ragged=True, extra="dynamic_batching { }", cost_limit=64, cost_packed=True)
         made.add("cut", ragged=True, extra="dynamic_batching { }", cost_limit=64)
         made.add("limited", batching=False, execution_timeout_s=5.0)
         made.add("narrow", batching=False, arena_budget_bytes=96 << 10)
@@ -201,7 +201,7 @@ def test_full_batches_of_rows(late_s: float, server: BareServer) -> None:
 
 
 def test_what_the_cost_of_a_batch_lets_expect(server: BareServer) -> None:
-    """Of a model whose costs are counted, batches need not be full."""
+    """Where inputs are packed, batches need not be full."""
     with SlowWorker(server, "costs") as worker, Callers(server, "costs", 3) as callers:
         batch = worker.serve_until_ahead()
         assert sum(batch.rows) < 8

@@ -304,8 +304,9 @@ void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
 }
 
 double Connection::ExpectedNs(const Batch& batch) const {
-  if (settings_.cost_limit != 0) return batch.cost != 0 ? owner_->ExpectedNs(batch.cost) : 0;
-  return batch.full ? 1 : 0;
+  if (settings_.cost_limit == 0) return batch.full ? 1 : 0;
+  // The more requests are gathered, the less is padded, so of padded batches none is formed early.
+  return settings_.cost_packed && batch.cost != 0 ? owner_->ExpectedNs(batch.cost) : 0;
 }
 
 void Connection::BeginLocked(const Batch& batch) {

@@ -184,8 +184,8 @@ class Connection {
   // Returns true if the worker was told of the cancellation, or need not be told.
   bool SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
   void BatchDoneLocked(uint64_t batch, uint16_t flags);
-  // How long a batch should take in comparison with others; 0 if that is unknown, as for one that is not full of a model
-  // whose costs are not counted.
+  // How long a batch should take in comparison with others; 0 if the next one is not to be formed early, as while a batch
+  // is not full of a model whose costs are not counted.
   double ExpectedNs(const Batch& batch) const;
   // Notes that the worker works on this batch from now on.
   void BeginLocked(const Batch& batch);
