@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -39,7 +38,6 @@ def server() -> Iterator[BareServer]:
         made.add("rows", extra="dynamic_batching { }")
         made.add("unbatched")
         made.add("costs", ragged=True, extra="dynamic_batching { }", cost_limit=64, cost_packed=True)
-        made.add("cut", ragged=True, extra="dynamic_batching { }", cost_limit=64)
         made.add("limited", batching=False, execution_timeout_s=5.0)
         made.add("narrow", batching=False, arena_budget_bytes=96 << 10)
         with serving(made):
@@ -129,10 +127,10 @@ class SlowWorker:
         ]  # fmt: skip
         self.connection.respond(batch.number, ResponseWriter().lay_out(answers), done=True)
 
-    def serve_until_ahead(self, most: int = sys.maxsize) -> Batch:
+    def serve_until_ahead(self) -> Batch:
         """Serve at an even pace, until the next batch is there before an answer; returns the one not answered."""
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline and (most := most - 1) >= 0:
+        while time.monotonic() < deadline:
             batch = self.receive()
             time.sleep(PACE_S)
             if self.has_batch:
@@ -208,25 +206,6 @@ def test_what_the_cost_of_a_batch_lets_expect(server: BareServer) -> None:
         worker.answer(batch)
         worker.close()
         with server.worker("costs", double):
-            callers.finish()
-    assert callers.errors == []
-
-
-def test_what_was_cut_already_is_sent_at_once(server: BareServer) -> None:
-    # Each costs more than half of what a batch may, so what waits together is cut.
-    with SlowWorker(server, "cut") as worker, Callers(server, "cut", 6, width=33) as callers:
-        batch = worker.serve_until_ahead(most=7)  # too few to tell how long a batch takes
-        following = worker.receive()
-        time.sleep(PACE_S)
-        assert not worker.has_batch  # not two of them
-        for each in (batch, following):
-            assert len(each.rows) == 1
-            worker.answer(each)
-        callers.stop()
-        worker.connection.detach()
-        for batch in iter(worker.connection.receive, None):
-            worker.answer(batch)
-        with server.worker("cut", double):
             callers.finish()
     assert callers.errors == []
 
