@@ -75,14 +75,13 @@ class BareServer:
         more_input: str = "",
         more_output: str = "",
         rows: int = 8,
-        ragged: bool = False,
         **settings: Any,
     ) -> None:
         """Add a model with an input `x` and an output `y`, float32 of one dimension; `settings` are the proxy's."""
         version = self.folder / "models" / name / "1"
         version.mkdir(parents=True)
         config = CONFIG.format(
-            x="optional: true" if more_input else "allow_ragged_batch: true" if ragged else "",
+            x="optional: true" if more_input else "",
             max_batch_size=rows if batching else 0,
             more_input=more_input,
             more_output=more_output,

@@ -37,7 +37,6 @@ def server() -> Iterator[BareServer]:
         made.add("single", batching=False)
         made.add("rows", extra="dynamic_batching { }")
         made.add("unbatched")
-        made.add("costs", ragged=True, extra="dynamic_batching { }", cost_limit=64, cost_packed=True)
         made.add("limited", batching=False, execution_timeout_s=5.0)
         made.add("narrow", batching=False, arena_budget_bytes=96 << 10)
         with serving(made):
@@ -195,18 +194,6 @@ def test_full_batches_of_rows(late_s: float, server: BareServer) -> None:
         with server.worker("rows", double):
             callers.finish()
     # It had been begun, as far as anybody can tell, or had not: what it has not read goes to the next worker.
-    assert callers.errors == []
-
-
-def test_what_the_cost_of_a_batch_lets_expect(server: BareServer) -> None:
-    """Where inputs are packed, batches need not be full."""
-    with SlowWorker(server, "costs") as worker, Callers(server, "costs", 3) as callers:
-        batch = worker.serve_until_ahead()
-        assert sum(batch.rows) < 8
-        worker.answer(batch)
-        worker.close()
-        with server.worker("costs", double):
-            callers.finish()
     assert callers.errors == []
 
 

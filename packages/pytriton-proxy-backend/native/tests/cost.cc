@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "../proxy/batch/cost.h"
-#include "../proxy/link/pace.h"
 #include "check.h"
 
 using namespace pytriton;
@@ -42,34 +41,6 @@ void TestPace() {
   }
   CHECK(pace.overhead(kLimit) > 60 && pace.overhead(kLimit) < 200);
   CHECK(CostPace().overhead(1) == 1);
-  // What it lets expect: the line where costs differ, else the mean.
-  const auto expected = [](uint64_t slope, uint64_t spread, int count, uint64_t cost) {
-    CostPace pace;
-    for (int i = 0; i < count; ++i) {
-      const uint64_t each = 100 + 37 * static_cast<uint64_t>(i) % spread;
-      pace.Took(each, 2000000 + slope * each);
-    }
-    return static_cast<uint64_t>(pace.ExpectedNs(cost) + 0.5);
-  };
-  CHECK(expected(10000, 400, 5, 300) == 0);
-  CHECK(expected(10000, 400, 1000, 300) / 1000 == 5000 && expected(10000, 400, 1000, 700) / 1000 == 9000);
-  CHECK(expected(0, 400, 1000, 300) == 2000000 && expected(0, 1, 1000, 300) == 2000000);
-}
-
-// When a worker is nearly done, of batches that are expected to take different times.
-void TestNearlyDone() {
-  constexpr double kMs = 1e6;
-  Pace pace;
-  for (int i = 0; i < 3; ++i) pace.Took(4000000, 2 * kMs);
-  pace.Took(9000000, 0);  // nothing was expected of it
-  CHECK(pace.nearly_done_ns(2 * kMs) == kNever);
-  pace.Took(22000000, 10 * kMs);
-  // The last four took at least twice of what was expected; a fifth of it early, and at most 1 ms.
-  CHECK(pace.nearly_done_ns(10 * kMs) == 19000000 && pace.nearly_done_ns(kMs) == 1600000);
-  CHECK(pace.nearly_done_ns(0.4 * kMs) == kNever && pace.nearly_done_ns(0) == kNever);
-  // Nobody can tell where the times vary much.
-  pace.Took(31000000, 10 * kMs);
-  CHECK(pace.nearly_done_ns(10 * kMs) == kNever);
 }
 
 }  // namespace
@@ -77,7 +48,6 @@ void TestNearlyDone() {
 int main(int count, char** arguments) {
   CHECK(count == 2);
   TestPace();
-  TestNearlyDone();
   std::ifstream file(arguments[1]);
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);

@@ -129,30 +129,19 @@ void CostPace::Took(uint64_t cost, uint64_t ns) {
   products_ += x * y;
 }
 
-CostPace::Line CostPace::Fit() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (count_ < kEnough) return {};
-  const double x = costs_ / count_;
-  const double y = times_ / count_;
-  const double variance = squares_ / count_ - x * x;
-  if (!(variance > kLeastVariation * x * x)) return {false, y, 0, 0};
-  const double slope = (products_ / count_ - x * y) / variance;
-  return {true, y, y - slope * x, slope};
-}
-
 uint64_t CostPace::overhead(uint64_t limit) const {
-  const Line line = Fit();
-  if (!line.known) return std::max<uint64_t>(limit / kOverheadShare, 1);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const double x = costs_ / std::max(count_, 1.0);
+  const double y = times_ / std::max(count_, 1.0);
+  const double variance = squares_ / std::max(count_, 1.0) - x * x;
+  if (count_ < kEnough || !(variance > kLeastVariation * x * x)) return std::max<uint64_t>(limit / kOverheadShare, 1);
+  // Least squares: time = fixed + slope * cost.
+  const double slope = (products_ / count_ - x * y) / variance;
+  const double fixed = y - slope * x;
   // If the time does not grow with the cost, batches are cut only at the limit.
-  if (!(line.slope > 0) || line.fixed >= line.slope * static_cast<double>(limit)) return limit;
-  const auto found = static_cast<uint64_t>(std::max(line.fixed / line.slope, 0.0));
+  if (!(slope > 0) || fixed >= slope * static_cast<double>(limit)) return limit;
+  const auto found = static_cast<uint64_t>(std::max(fixed / slope, 0.0));
   return std::max<uint64_t>({found, limit / kLeastShare, 1});
-}
-
-double CostPace::ExpectedNs(uint64_t cost) const {
-  const Line line = Fit();
-  if (!line.known || !(line.slope > 0)) return line.mean;
-  return std::max(line.fixed, 0.0) + line.slope * static_cast<double>(cost);
 }
 
 }  // namespace pytriton

@@ -66,19 +66,8 @@ class CostPace {
   void Took(uint64_t cost, uint64_t ns);
   // The measured value, at most `limit`; a guess as long as nothing was measured.
   uint64_t overhead(uint64_t limit) const;
-  // How long a batch of this cost should take; 0 as long as that is not known.
-  double ExpectedNs(uint64_t cost) const;
 
  private:
-  // The line through the measured times, by least squares: time = fixed + slope * cost.
-  struct Line {
-    bool known;   // whether there are enough batches, of costs that differ
-    double mean;  // of the times; 0 if there are too few batches
-    double fixed;
-    double slope;
-  };
-  Line Fit() const;
-
   mutable std::mutex mutex_;
   // Sums over the batches, in which older batches have less weight.
   double count_ = 0, costs_ = 0, times_ = 0, squares_ = 0, products_ = 0;

@@ -282,15 +282,12 @@ void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
   }
   spare_ = in_flight_.extract(batch);
   const Batch& done = *spare_.mapped();
-  const uint64_t took_ns = NowNs() - done.sent_ns();
+  if (done.cost != 0 && !done.waits && !done.expired && in_flight_.empty()) {
+    owner_->Took(done.cost, NowNs() - done.sent_ns());
+  }
   if (has_ahead_) {
     nearly_done_ns_.store(kNever, std::memory_order_release);
-    if (!done.waits && !done.expired) pace_.Took(took_ns, ExpectedNs(done));
-  }
-  if (done.cost != 0 && !done.waits && !done.expired && (has_ahead_ || in_flight_.empty())) {
-    owner_->Took(done.cost, took_ns);
-  }
-  if (has_ahead_) {
+    if (done.full && !done.waits) pace_.Took(NowNs() - done.sent_ns());
     for (const auto& entry : in_flight_) {
       Batch& next = *entry.second;
       if (!next.waits) continue;
@@ -303,14 +300,8 @@ void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
   load_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-double Connection::ExpectedNs(const Batch& batch) const {
-  if (settings_.cost_limit == 0) return batch.full ? 1 : 0;
-  // The more requests are gathered, the less is padded, so of padded batches none is formed early.
-  return settings_.cost_packed && batch.cost != 0 ? owner_->ExpectedNs(batch.cost) : 0;
-}
-
 void Connection::BeginLocked(const Batch& batch) {
-  const uint64_t after_ns = pace_.nearly_done_ns(ExpectedNs(batch));
+  const uint64_t after_ns = batch.full ? pace_.nearly_done_ns() : kNever;
   if (after_ns != kNever) nearly_done_ns_.store(batch.sent_ns() + after_ns, std::memory_order_release);
 }
 

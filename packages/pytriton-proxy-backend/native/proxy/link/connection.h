@@ -70,8 +70,6 @@ class ConnectionOwner {
   virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
   // Notes how long a worker took for a batch whose cost is counted.
   virtual void Took(uint64_t, uint64_t) {}
-  // How long a batch of this cost takes by what was noted, 0 if that is unknown.
-  virtual double ExpectedNs(uint64_t) const { return 0; }
   virtual Activity GetActivity() const = 0;
   // Returns null if workers cannot call the server.
   virtual CallService* calls() const { return nullptr; }
@@ -184,9 +182,6 @@ class Connection {
   // Returns true if the worker was told of the cancellation, or need not be told.
   bool SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
   void BatchDoneLocked(uint64_t batch, uint16_t flags);
-  // How long a batch should take in comparison with others; 0 if the next one is not to be formed early, as while a batch
-  // is not full of a model whose costs are not counted.
-  double ExpectedNs(const Batch& batch) const;
   // Notes that the worker works on this batch from now on.
   void BeginLocked(const Batch& batch);
   // Whether an unread message answers the worker's batch. To be called after the socket was shut down.
@@ -243,7 +238,7 @@ class Connection {
   uint64_t unacknowledged_bytes_ = 0;  // bytes of the other ones, if the model is decoupled
   bool acknowledgement_due_ = false;  // the last acknowledgement found no room in the socket
   uint64_t silent_since_ns_ = 0;
-  Pace pace_;                // how long batches take, if the worker takes one ahead
+  Pace pace_;                // how long full batches take, if the worker takes one ahead
   uint64_t last_sent_ = 0;   // the batch of the last message to the worker, 0 if that was no BATCH
   bool was_reset_ = false;   // the worker has closed the socket without reading that message
   ResponseRecord record_;

@@ -74,7 +74,6 @@ class Endpoint : private ConnectionOwner {
   }
   void TakeBack(std::unique_ptr<Batch> batch) override;
   void Took(uint64_t cost, uint64_t ns) override { cost_pace_.Took(cost, ns); }
-  double ExpectedNs(uint64_t cost) const override { return cost_pace_.ExpectedNs(cost); }
   Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
   CallService* calls() const override { return calls_.get(); }
   int wake_fd() const override { return kick_fd_; }
