@@ -61,7 +61,7 @@ CASES = {
         ("packages/pytriton-server/tests/console", "tests/server/test_console.py"),
         ("openapi-spec-validator>=0.7,<1", "selenium>=4.25,<5"),
     ),
-    "mcp": Case({"server": "mcp"}, ("tests/agents",), ("httpx>=0.27,<1",)),
+    "mcp": Case({"server": "mcp"}, ("tests/agent_tools",), ("httpx>=0.27,<1",)),
     "openai": Case(
         {"server": "openai,tokenizer"},
         (

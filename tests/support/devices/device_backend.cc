@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "triton_api.h"
+#include "triton/triton_api.h"
 
 #define RETURN_IF(call) \
   if (TRITONSERVER_Error* failed = (call); failed != nullptr) return failed

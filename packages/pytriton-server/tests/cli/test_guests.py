@@ -84,7 +84,13 @@ def pytriton(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_those_of_this_distribution() -> None:
-    assert [guest.__name__ for guest in find_guests()] == ["ConsoleGuest", "DynamoGuest", "OpenAiGuest", "RayGuest"]
+    assert [guest.__name__ for guest in find_guests()] == [
+        "ConsoleGuest",
+        "DynamoGuest",
+        "McpGuest",
+        "OpenAiGuest",
+        "RayGuest",
+    ]
 
 
 def test_one_of_another_distribution(tmp_path: Path) -> None:
