@@ -23,7 +23,7 @@ def as_array(value: Any) -> Any:
 
 def has_mask(value: Any) -> bool:
     """Return whether it is an array with masked values, which numpy.asarray would replace with what lies below."""
-    return isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and bool(np.ma.is_masked(value))
+    return isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and bool(np.any(value.mask))
 
 
 def cast_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:

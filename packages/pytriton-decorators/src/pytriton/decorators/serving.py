@@ -14,6 +14,7 @@ type hints is found by `find_signature`, and made a callable of requests by `loa
 whether it may read the parameters of requests, and `docstring_of` what its author says about it.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,8 @@ def docstring_of(infer_func: Any) -> str:
     target = infer_func
     if not inspect.isroutine(infer_func):
         target = infer_func if isinstance(infer_func, type) else type(infer_func)
-        if find_signature(infer_func) is None:
+        # The docstring of a partial is that of its class, in each version of Python another one.
+        if find_signature(infer_func) is None or isinstance(infer_func, functools.partial):
             return ""
         own = vars(target).get("__doc__")
         # A class may have left its docstring to the function that answers; dataclasses then have their signature.

@@ -175,7 +175,7 @@ def _element(tensor: TensorSpec, *, is_output: bool) -> dict[str, Any]:
         return {"type": "boolean"}
     if kind.startswith(("FP", "BF")):
         return {"anyOf": [{"type": "number"}, {"enum": list(_NOT_IN_JSON)}]} if is_output else {"type": "number"}
-    limits = np.iinfo(np.dtype(tensor.dtype))
+    limits = np.iinfo(np.dtype(tensor.dtype).name)
     # Larger numbers are no integers to many readers of JSON.
     found = {name: it for name, it in (("minimum", limits.min), ("maximum", limits.max)) if abs(it) < 2**53}
     return {"type": "integer", **found}

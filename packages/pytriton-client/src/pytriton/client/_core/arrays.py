@@ -185,7 +185,7 @@ def _has_own_type(value: object) -> bool:
 
 def _read_array(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
     """Return the elements of an array of numpy or of another library."""
-    if isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and np.ma.is_masked(value):
+    if isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and np.any(value.mask):
         # numpy.asarray would give what lies below the mask.
         _refuse(tensor, "a value in every place", f"an array with {int(np.sum(value.mask))} masked", _FILL)
     try:

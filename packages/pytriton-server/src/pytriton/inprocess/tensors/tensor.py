@@ -363,7 +363,7 @@ def _from_array(array: Array) -> Tensor:
 
 def _without_mask(array: Any) -> Array:
     """Return an array, or scalar, of numpy as a plain one."""
-    if isinstance(array, np.ma.MaskedArray) and array.dtype.names is None and np.ma.is_masked(array):
+    if isinstance(array, np.ma.MaskedArray) and array.dtype.names is None and np.any(array.mask):
         # numpy.asarray would give what lies below the mask.
         raise InvalidArgumentError(
             f"Expected a value in every place, received an array with {int(np.sum(array.mask))} masked. Fill them, "

@@ -296,7 +296,7 @@ class OutputChecker:
 
     def _array_of(self, value: object, spec: TensorSpec, index: int) -> Array:
         """Return a value as an array: arrays of other libraries give their elements to numpy, lists have no type."""
-        if isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and np.ma.is_masked(value):
+        if isinstance(value, np.ma.MaskedArray) and value.dtype.names is None and np.any(value.mask):
             # numpy.asarray would give what lies below the mask.
             raise self._error(
                 "it has masked values, of which a tensor knows nothing; fill them, such as by value.filled(0)",
