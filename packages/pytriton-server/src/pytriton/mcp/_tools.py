@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mcp_types as types
 import numpy as np
@@ -231,7 +231,7 @@ def _plain(value: Any, tensor: TensorSpec) -> Any:
                 ) from None
             return {"base64": encoded}
     if isinstance(value, np.generic):
-        value = float(value)  # of a type that numpy lacks
+        value = float(cast("Any", value))  # of a type that numpy lacks
     if isinstance(value, float) and not math.isfinite(value):
         return _NOT_IN_JSON[0 if math.isnan(value) else 1 if value > 0 else 2]
     return value
