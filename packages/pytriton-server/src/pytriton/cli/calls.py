@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from pytriton.guests.options import Token
+
 if TYPE_CHECKING:
     from pytriton.client import ModelClient, ModelSpec, TlsSettings
     from pytriton.client.management import TritonUrl
@@ -30,10 +32,6 @@ _TRITONS_METRICS_PORT = 8002
 Url = Annotated[
     str,
     typer.Argument(metavar="URL", help="[SCHEME://]HOST[:PORT] of any tritonserver; http, https, grpc or grpcs."),
-]
-Token = Annotated[
-    str | None,
-    typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
 ]
 CaFile = Annotated[
     Path | None, typer.Option(help="Certificates of the authorities to trust, for https:// and grpcs://.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 import typer
 
 from pytriton.guests import Guest
+from pytriton.guests.options import AuthoritiesFile, Token
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -37,11 +38,8 @@ def console_command(
     grpc_url: Annotated[
         str | None, typer.Option(help="Where to ask for streams, such as grpc://HOST:8001, which carry any tensors.")
     ] = None,
-    access_token: Annotated[
-        str | None,
-        typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
-    ] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates of the authorities to trust.")] = None,
+    access_token: Token = None,
+    ca_file: AuthoritiesFile = None,
     address: Annotated[str, typer.Option(help="Where the console listens. Beyond loopback it asks for a password.")] = (
         "127.0.0.1"
     ),

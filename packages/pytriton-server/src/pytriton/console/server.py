@@ -1,7 +1,6 @@
 """Serves the console until a signal ends it."""
 
 import contextlib
-import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pytriton.console.pages import Console, make_app
 from pytriton.console.trials import Caller
 from pytriton.console.watcher import LogFile, MetricsSource, Watcher
 from pytriton.exceptions import PyTritonBadParameterError
+from pytriton.guests.endpoints import make_config
 from pytriton.server.control.connect import connect
 
 _METRICS_PORT = 8002
@@ -59,18 +59,9 @@ def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
     with contextlib.closing(_listen(options.address, options.port)) as listener:
         port = listener.getsockname()[1]
         keeper = Gatekeeper(make_app(console), options.allowed_hosts, password, cookie=f"pytriton_console_{port}")
-        config = uvicorn.Config(
-            keeper,
-            log_level=logging.WARNING,
-            access_log=False,
-            server_header=False,
-            # A caller could write those headers if no proxy is in front.
-            proxy_headers=False,
-            timeout_graceful_shutdown=_END_S,
-        )
         shown = f"[{options.address}]" if ":" in options.address else options.address
         tell(f"http://{shown}:{port}")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(make_config(keeper, _END_S))
 
         def end(_number: int, _frame: FrameType | None) -> None:
             server.should_exit = True

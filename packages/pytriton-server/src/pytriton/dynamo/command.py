@@ -7,13 +7,13 @@ import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError
 from pytriton.guests import Guest
+from pytriton.guests.options import AuthoritiesFile, Token
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -45,11 +45,8 @@ def dynamo_command(
     model: Annotated[list[str] | None, typer.Option(help="A model to serve, in place of all; repeatable.")] = None,
     discovery: _Discovery = "etcd",
     namespace: _Namespace = "dynamo",
-    access_token: Annotated[
-        str | None,
-        typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
-    ] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates of the authorities to trust.")] = None,
+    access_token: Token = None,
+    ca_file: AuthoritiesFile = None,
 ) -> None:
     """Serve the models of a running server to NVIDIA Dynamo, until Ctrl+C or SIGTERM.
 

@@ -18,16 +18,17 @@ from urllib.parse import urlsplit
 from pytriton.exceptions import PyTritonError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from pytriton.triton import Triton
 
 __all__ = [
-    "EndpointError", "bind_endpoint", "check_port", "given_key", "is_of_another_site", "is_right_key", "read_key",
-    "run_application", "run_endpoint_beside", "shown_address",
+    "EndpointError", "bind_endpoint", "check_port", "given_key", "is_of_another_site", "is_right_key", "make_config",
+    "read_key", "run_application", "run_endpoint_beside",
 ]  # fmt: skip
 
-BACKLOG = 2048
-"""How many connections wait at a port until the application has started, and later until it takes them."""
-
+# How many connections wait at a port until the application has started, and later until it takes them.
+_BACKLOG = 2048
 _END_S = 5
 _OWN_SITES = ("none", "same-origin")
 
@@ -49,12 +50,14 @@ def check_port(triton: "Triton", port: int, *, name: str, option: str) -> None:
         )
 
 
-def bind_endpoint(address: str, port: int, *, name: str, option: str) -> socket.socket:
-    """Return a socket that is bound, and does not listen yet.
+def bind_endpoint(address: str, port: int, *, name: str, option: str, descriptor: int | None = None) -> socket.socket:
+    """Return a socket that is bound, and does not listen yet; that of `descriptor`, if there is one.
 
     Raises:
         EndpointError: The port is taken, or not allowed.
     """
+    if descriptor is not None:
+        return socket.socket(fileno=descriptor)
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,12 +69,6 @@ def bind_endpoint(address: str, port: int, *, name: str, option: str) -> socket.
             f"--port of the command {option.strip('-')}; 0 takes a free one."
         ) from None
     return listener
-
-
-def shown_address(listener: socket.socket) -> str:
-    """Return the URL of a socket, without a path."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def read_key(path: Path | None, variable: str) -> str | None:
@@ -129,32 +126,52 @@ def _authority(origin: str) -> str:
         return ""
 
 
-def run_application(
-    app: Any, listener: socket.socket, *, on_end: Callable[[], Coroutine[Any, Any, None]] | None = None
-) -> None:
-    """Serve an ASGI application by uvicorn until SIGINT or SIGTERM; requests in flight have some seconds to end.
-
-    `on_end` runs beside that, and ends requests that would not end by themselves.
-    """
+def make_config(app: Any, end_s: int = _END_S) -> "uvicorn.Config":
+    """Return how uvicorn serves the application of a guest; requests in flight have `end_s` seconds to end."""
     import uvicorn
 
-    from pytriton.server.garbage import collecting_what_is_new
-
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         log_level=logging.WARNING,
         access_log=False,
         server_header=False,
         # A caller could write those headers if no proxy is in front.
         proxy_headers=False,
-        timeout_graceful_shutdown=_END_S,
+        timeout_graceful_shutdown=end_s,
     )
+
+
+def run_application(
+    app: Any,
+    listener: socket.socket,
+    *,
+    title: str,
+    path: str,
+    has_key: bool,
+    on_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Serve an ASGI application by uvicorn until SIGINT or SIGTERM, and print where.
+
+    Args:
+        app: The application.
+        listener: A socket that is bound; it is closed in the end.
+        title: What is served, for that line.
+        path: Where callers find it.
+        has_key: Whether they need an API key.
+        on_end: Runs beside the end, and ends requests that would not end by themselves.
+
+    Raises:
+        KeyboardInterrupt: SIGINT has ended it.
+    """
+    import uvicorn
+
+    from pytriton.server.garbage import collecting_what_is_new
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             await asyncio.gather(super().shutdown(sockets), *(() if on_end is None else (on_end(),)))
 
-    server = Server(config)
+    server = Server(make_config(app))
     before = signal.getsignal(signal.SIGTERM)
     ordered: list[int] = []
 
@@ -168,10 +185,19 @@ def run_application(
 
     if callable(before) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
-    with collecting_what_is_new():
+    with listener, collecting_what_is_new():
+        # From now on, connections wait until the application has started.
+        listener.listen(_BACKLOG)
+        print(f"{title:<7} {_address_of(listener)}{path}" + (" (with an API key)" if has_key else ""), flush=True)
         server.run(sockets=[listener])
     if ordered and callable(before):
         before(ordered[0], None)
+
+
+def _address_of(listener: socket.socket) -> str:
+    """Return the URL of a socket, without a path."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextlib.contextmanager

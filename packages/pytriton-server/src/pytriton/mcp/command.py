@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import signal
-import socket
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,13 @@ import typer
 from pytriton.exceptions import PyTritonError
 from pytriton.guests import Guest
 from pytriton.guests.endpoints import (
-    BACKLOG,
     bind_endpoint,
     check_port,
     read_key,
     run_application,
     run_endpoint_beside,
-    shown_address,
 )
+from pytriton.guests.options import AuthoritiesFile, Token
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -49,11 +47,8 @@ def mcp_command(
         Path | None,
         typer.Option(help=f"Holds the key that callers have to send, in place of the variable {API_KEY_VARIABLE}."),
     ] = None,
-    access_token: Annotated[
-        str | None,
-        typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
-    ] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates of the authorities to trust.")] = None,
+    access_token: Token = None,
+    ca_file: AuthoritiesFile = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.001, help="How long a call may take, in seconds.")
     ] = 600.0,
@@ -84,22 +79,14 @@ def mcp_command(
             hosts=[address, *(host or ())],
             cors_origins=cors_origins or (),
         )
-        listener = (
-            bind_endpoint(address, port, name=_NAME, option="--mcp")
-            if descriptor is None
-            else socket.socket(fileno=descriptor)
-        )
+        listener = bind_endpoint(address, port, name=_NAME, option="--mcp", descriptor=descriptor)
     except (PyTritonClientError, PyTritonError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
-    with listener:
-        # From now on, connections wait until the application has started.
-        listener.listen(BACKLOG)
-        typer.echo(f"MCP     {shown_address(listener)}{PATH}" + ("" if key is None else " (with an API key)"))
-        try:
-            run_application(app, listener, on_end=end)
-        except KeyboardInterrupt:
-            raise typer.Exit(128 + signal.SIGINT) from None
+    try:
+        run_application(app, listener, title="MCP", path=PATH, has_key=key is not None, on_end=end)
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 @dataclass

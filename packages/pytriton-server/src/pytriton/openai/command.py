@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import signal
-import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,14 @@ import typer
 from pytriton.exceptions import PyTritonError
 from pytriton.guests import Guest
 from pytriton.guests.endpoints import (
-    BACKLOG,
     EndpointError,
     bind_endpoint,
     check_port,
     read_key,
     run_application,
     run_endpoint_beside,
-    shown_address,
 )
+from pytriton.guests.options import AuthoritiesFile, Token
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -52,11 +50,8 @@ def openai_command(
         Path | None,
         typer.Option(help=f"Holds the key that callers have to send, in place of the variable {API_KEY_VARIABLE}."),
     ] = None,
-    access_token: Annotated[
-        str | None,
-        typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
-    ] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates of the authorities to trust.")] = None,
+    access_token: Token = None,
+    ca_file: AuthoritiesFile = None,
     alias: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="A further name that a model may be asked by; repeatable."),
@@ -96,21 +91,13 @@ def openai_command(
             strict=strict,
             cors_origins=cors_origins or (),
         )
-        listener = (
-            bind_endpoint(address, port, name=_NAME, option="--openai")
-            if descriptor is None
-            else socket.socket(fileno=descriptor)
-        )
+        listener = bind_endpoint(address, port, name=_NAME, option="--openai", descriptor=descriptor)
     except (PyTritonClientError, PyTritonError) as error:
         _fail(str(error))
-    with listener:
-        # From now on, connections wait until the application has started.
-        listener.listen(BACKLOG)
-        typer.echo(f"OpenAI  {shown_address(listener)}/v1" + ("" if key is None else " (with an API key)"))
-        try:
-            run_application(app, listener)
-        except KeyboardInterrupt:
-            raise typer.Exit(128 + signal.SIGINT) from None
+    try:
+        run_application(app, listener, title="OpenAI", path="/v1", has_key=key is not None)
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 @dataclass

@@ -1,0 +1,15 @@
+"""Options that several commands have, for `typer`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Token = Annotated[
+    str | None,
+    typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
+]
+"""The token of a server that runs."""
+
+AuthoritiesFile = Annotated[Path | None, typer.Option("--ca-file", help="Certificates of the authorities to trust.")]
+"""Whom to trust where a server is reached by TLS."""
