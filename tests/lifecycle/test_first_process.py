@@ -36,8 +36,8 @@ if sys.argv[1] == "run":
 print("made", os.getpid(), flush=True)
 if sys.argv[1] == "serve":
     triton.serve()
-else:
-    time.sleep(3600)
+while True:
+    time.sleep(0.1)  # a signal that comes right before a sleep ends it only afterwards, in any program of Python
 """
 
 

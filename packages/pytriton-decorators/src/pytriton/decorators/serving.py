@@ -50,11 +50,12 @@ def docstring_of(infer_func: Any) -> str:
 
     Other objects have the docstrings of their classes, which say something else.
     """
+    if isinstance(infer_func, functools.partial):  # for `inspect`, a routine from Python 3.14 on
+        return ""
     target = infer_func
     if not inspect.isroutine(infer_func):
         target = infer_func if isinstance(infer_func, type) else type(infer_func)
-        # The docstring of a partial is that of its class, in each version of Python another one.
-        if find_signature(infer_func) is None or isinstance(infer_func, functools.partial):
+        if find_signature(infer_func) is None:
             return ""
         own = vars(target).get("__doc__")
         # A class may have left its docstring to the function that answers; dataclasses then have their signature.

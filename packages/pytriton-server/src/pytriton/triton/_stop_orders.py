@@ -4,6 +4,7 @@ import contextlib
 import queue
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 from pytriton.decorators import TritonContext
@@ -14,6 +15,8 @@ from pytriton.server.lifecycle.session import Session
 from pytriton.server.models.callers import calling_model
 
 _LOCK_POLL_S = 0.05
+# A signal that comes right before a wait of the system, or to another thread, does not end it: Python handles it after.
+_SIGNAL_POLL_S = 0.5
 
 
 class StopOrders:
@@ -52,9 +55,10 @@ class StopOrders:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for `wake` or a signal, at most this many seconds."""
-        with contextlib.suppress(queue.Empty):
-            # `serve` accepts any period, also an infinite one.
-            self._wake.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+        deadline = time.monotonic() + timeout_s
+        while not self.signals and (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                return self._wake.get(timeout=min(left_s, _SIGNAL_POLL_S))
 
     @contextlib.contextmanager
     def given(self, only: Session | None) -> Iterator[None]:
