@@ -54,6 +54,8 @@ void Batch::Respond(const ResponseRecord&) { CHECK(!"a response"); }
 
 void Batch::Fail(TRITONSERVER_Error_Code, const std::string& text) {
   CHECK(open_ == 1);
+  // A worker answers a batch that was sent ahead only when its turn has come; no other worker has any that waits.
+  CHECK(text != "answer" || !waits);
   open_ = 0;
   ++(text == "answer" ? answered : lost);
 }

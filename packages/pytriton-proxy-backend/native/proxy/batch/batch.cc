@@ -674,7 +674,6 @@ void Batch::StartAgain(uint64_t id) {
   id_ = id;
   input = Block{};
   input_in_use = false;
-  waits = false;
   // the next worker has not been told of cancellations
   for (auto& item : items_) item.cancelled = item.is_told = false;
 }

@@ -676,9 +676,10 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
     (*batch)->cost = 0;
     for (auto& entry : in_flight_) entry.second->cost = 0;
   }
+  // A worker that is gone by now may have left another value.
+  (*batch)->waits = has_ahead_ && !in_flight_.empty();
   if (has_ahead_) {
     (*batch)->full = IsFull(*scratch, model_.max_rows);
-    (*batch)->waits = !in_flight_.empty();
     if (!(*batch)->waits) BeginLocked(**batch);
   }
   if (!WriteLocked(&message, nullptr, 0, -1, error)) {
