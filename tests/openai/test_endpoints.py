@@ -6,6 +6,7 @@ import asyncio
 import base64
 import http.client
 import json
+import random
 import re
 import socket
 import threading
@@ -27,11 +28,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import openai
 from openai import AsyncOpenAI, OpenAI
+from pytriton.client.exceptions import PyTritonClientClosedError
 from pytriton.decorators import Shape, batch, model
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.openai import application
-from pytriton.openai._models import ENDPOINTS
+from pytriton.openai._backend import Asked, Backend, Link
+from pytriton.openai._models import ENDPOINTS, EndpointModel
 from pytriton.triton import Triton
 from support.language import CharacterModel, WordVectors
 from support.language.endpoints import Served, error_of
@@ -591,6 +594,56 @@ def test_a_model_that_has_changed_a_moment_ago(triton: Triton, scheme: str, monk
         triton.unbind("changing")
         answer = served.post("/v1/completions", body)
         assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_requests_that_have_found_a_model_before_it_is_bound_anew(
+    triton: Triton, decoupled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are answered, whenever the model changes, and every connection is closed in the end."""
+    monkeypatch.setattr("pytriton.openai._backend._FRESH_S", 0.0)
+    backend = Backend(
+        str(triton.grpc_url), names=None, aliases={}, access_token=triton.get_access_token(), tls=None, timeout_s=60.0
+    )
+    dice, clients = random.Random(1), []
+
+    def connected(model: EndpointModel, connect: Any = backend._connect) -> Any:
+        clients.append(connect(model))
+        return clients[-1]
+
+    monkeypatch.setattr(backend, "_connect", connected)
+
+    def infer(requests: Any) -> Iterator[Any]:
+        yield [{"text": request["prompt"]} for request in requests]
+
+    def bind(call: Any, number: int) -> None:
+        config = ModelConfig(batching=False, decoupled=decoupled, parameters={"chat_template": str(number)})
+        call("turning", infer, inputs=[TEXT], outputs=[Tensor((1,), bytes, "text")], config=config)
+
+    async def ask(link: Link, text: bytes) -> None:
+        await asyncio.sleep(dice.random() * 0.02)
+        asked = Asked({}, {}, {}, text.decode())
+        answers = [answer async for answer in backend.ask(link, {"prompt": np.array([text], object)}, asked)]
+        assert [answer["text"].tolist() for answer in answers] == [[text]]
+
+    async def run() -> None:
+        found, asking = [], []
+        for number in range(6):
+            links = await asyncio.gather(*(backend.find("turning") for _ in range(3)))
+            found += links
+            asking += [asyncio.ensure_future(ask(dice.choice(found), b"%d" % at)) for at in range(10)]
+            await asyncio.to_thread(bind, triton.rebind, number + 1)
+        await asyncio.gather(*asking)
+        await backend.close()
+        await asyncio.gather(*(ask(link, b"late") for link in found))
+
+    bind(triton.bind, 0)
+    asyncio.run(run())
+    triton.unbind("turning")
+    assert len(clients) > 6
+    for client in clients:
+        with pytest.raises(PyTritonClientClosedError):
+            asyncio.run(client.wait_for_server(1.0))
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,14 +29,16 @@ _DENIED = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 class Link:
     """A model, and the client that asks it.
 
-    A model that was bound anew has another link; the client of the old one is closed after its last answer.
+    A model that was bound anew has another link; the client of the old one is closed after its last answer. A request
+    that had found the old one before that may still ask it, by another client.
     """
 
-    def __init__(self, model: EndpointModel, client: AsyncioModelClient) -> None:
+    def __init__(self, model: EndpointModel, connect: Callable[[EndpointModel], AsyncioModelClient]) -> None:
         self.model = model
-        self.client = client
         self.checked = time.monotonic()
         self.created = int(time.time())
+        self._connect = connect
+        self._client: AsyncioModelClient | None = None
         self._users = 0
         self._is_retired = False
 
@@ -45,7 +47,9 @@ class Link:
         """Return the client, which stays open during the block."""
         self._users += 1
         try:
-            yield self.client
+            if self._client is None:
+                self._client = self._connect(self.model)
+            yield self._client
         finally:
             self._users -= 1
             await self._close_unused()
@@ -56,8 +60,9 @@ class Link:
         await self._close_unused()
 
     async def _close_unused(self) -> None:
-        if self._is_retired and not self._users:
-            await self.client.close()
+        if self._is_retired and not self._users and self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
 
 
 @dataclass(frozen=True)
@@ -115,11 +120,14 @@ class Backend:
             await self._drop(name)
             raise
         # Another request may have updated the model already.
-        link = self._links.get(name)
-        if link is None or link.model != model:
-            await self._drop(name)
-            link = self._links[name] = self._connect(model)
-        link.checked = time.monotonic()
+        old = self._links.get(name)
+        if old is not None and old.model == model:
+            old.checked = time.monotonic()
+            return old
+        # Before the old one is closed, which takes time in which others look for it.
+        link = self._links[name] = Link(model, self._connect)
+        if old is not None:
+            await old.retire()
         return link
 
     async def find_all(self) -> dict[str, Link]:
@@ -228,9 +236,9 @@ class Backend:
         if link is not None:
             await link.retire()
 
-    def _connect(self, model: EndpointModel) -> Link:
+    def _connect(self, model: EndpointModel) -> AsyncioModelClient:
         kind = DirectStreamsClient if model.spec.decoupled else AsyncioModelClient
-        client = kind(
+        return kind(
             self._url,
             model.spec.model_name,
             model_config=model.spec,
@@ -239,7 +247,6 @@ class Backend:
             tls=self._tls,
             inference_timeout_s=self._timeout_s,
         )
-        return Link(model, client)
 
     async def _read(self, name: str) -> EndpointModel:
         """Ask the server for a model, and classify it."""
