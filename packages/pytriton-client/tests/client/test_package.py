@@ -11,6 +11,7 @@ import pytest
 
 import pytriton.client
 from pytriton.client.client import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient, ModelClient
+from pytriton.client.exceptions import PyTritonClientTimeoutError
 
 PUBLIC = ["asyncio_utils", "auth", "client", "exceptions", "utils", "warnings"]
 
@@ -29,6 +30,15 @@ LOADED = f"import sys; print(sorted({HEAVY} & {{name.partition('.')[0] for name 
 def test_import_is_light(module: str) -> None:
     # google is a namespace that a .pth file may create at start, so it is compared with a bare interpreter.
     assert run(f"import pytriton.client{module}; {LOADED}") == run(LOADED)
+
+
+@pytest.mark.parametrize("name", ["gevent.monkey", "eventlet.patcher", "opentelemetry.trace"])
+@pytest.mark.parametrize("url", ["http://localhost:9", "grpc://localhost:9"])
+def test_a_module_that_another_thread_is_importing(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and has nothing in it yet."""
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with ModelClient(url, "m", init_timeout_s=0.2) as client, pytest.raises(PyTritonClientTimeoutError):
+        client.infer_sample(1.0)
 
 
 @pytest.mark.parametrize(

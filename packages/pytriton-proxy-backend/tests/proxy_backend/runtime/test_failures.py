@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import types
+
 import pytest
 
 from pytriton.proxy_backend.runtime import failures
-from pytriton.proxy_backend.runtime.failures import FailureLog, kind_of, named
+from pytriton.proxy_backend.runtime.failures import FailureLog, failed_as, kind_of, named
+from pytriton.proxy_backend.wire.layout import ErrorCode
 
 
 def raised(text: str, kind: type[Exception] = ValueError) -> Exception:
@@ -56,3 +61,10 @@ def test_kinds_without_end_take_no_memory_without_end() -> None:
 )
 def test_requests_are_named(ids: list[str], told: str) -> None:
     assert named(ids, len(ids)) == told
+
+
+def test_a_failure_while_another_thread_imports_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failed_as(asyncio.CancelledError())[1] is ErrorCode.CANCELLED
+    for module in (None, types.ModuleType("asyncio")):
+        monkeypatch.setitem(sys.modules, "asyncio", module)
+        assert failed_as(ValueError("wrong"))[:2] == ("callable", ErrorCode.INTERNAL)

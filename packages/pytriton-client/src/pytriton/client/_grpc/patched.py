@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from typing import Any
 
 import grpc.experimental.gevent
 
@@ -20,8 +19,7 @@ _ADVICE = "Use an http:// address, whose calls give way to other green threads."
 
 def adapt_to_patches() -> None:
     """Have calls give way to other green threads, or warn that they do not; to be called before a channel is made."""
-    monkey: Any = sys.modules.get("gevent.monkey")
-    if monkey is not None and monkey.is_module_patched("threading"):
+    if _is_patched("gevent.monkey", "is_module_patched", "threading"):
         _adapt_to_gevent()
     elif _is_patched_by_eventlet():
         warnings.warn(
@@ -49,5 +47,10 @@ def _adapt_to_gevent() -> None:
 
 
 def _is_patched_by_eventlet() -> bool:
-    patcher: Any = sys.modules.get("eventlet.patcher")
-    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
+    return _is_patched("eventlet.patcher", "is_monkey_patched", "thread")
+
+
+def _is_patched(patcher: str, question: str, module: str) -> bool:
+    # One that another thread is importing at this moment may lack the function, and has patched nothing yet.
+    is_patched = getattr(sys.modules.get(patcher), question, None)
+    return is_patched is not None and bool(is_patched(module))

@@ -94,9 +94,8 @@ def is_of_caller(error: BaseException) -> bool:
 
 def is_cancellation(error: BaseException) -> bool:
     """Return whether a callable was cancelled."""
-    # If asyncio was not imported, there are no tasks.
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+    # If asyncio was not imported, or another thread is importing it at this moment, there are no tasks.
+    return isinstance(error, getattr(sys.modules.get("asyncio"), "CancelledError", ()))
 
 
 def failed_as(error: BaseException) -> tuple[str, ErrorCode, str]:
