@@ -39,7 +39,7 @@ from pytriton.triton import Triton
 from support.language import CharacterModel, WordVectors
 from support.language.endpoints import Served, error_of
 from support.serving import local_config, running
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, drive, eventually, eventually_async
 
 CHARACTERS = CharacterModel()
 VECTORS = WordVectors()
@@ -571,6 +571,38 @@ def test_mounted_in_another_application_and_over_http(triton: Triton) -> None:
             assert "".join(chunk.choices[0].text for chunk in chunks) == "wörd"
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             client.completions.create(model="nobody", prompt="x")
+
+
+def test_models_that_were_asked_lately_are_read_before_a_request_would_wait(
+    triton: Triton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytriton.openai._backend._FRESH_S", 0.05)
+    url, token = str(triton.grpc_url), triton.get_access_token()
+    backend = Backend(url, names=None, aliases={}, access_token=token, tls=None, timeout_s=PATIENCE_S)
+    read: list[str] = []
+    reads = backend._read
+
+    async def counted(name: str) -> EndpointModel:
+        read.append(name)
+        return await reads(name)
+
+    monkeypatch.setattr(backend, "_read", counted)
+
+    async def main() -> None:
+        for name in ("echo", "pieces"):
+            await backend.find(name)
+        before = len(read)
+        await eventually_async(lambda: {"echo", "pieces"} <= {*read[before + 2 :]})
+        # Nobody has asked for a while.
+        monkeypatch.setattr("pytriton.openai._backend._LATELY_S", -1.0)
+        task = backend._refreshing
+        await eventually_async(lambda: task is not None and task.done())
+        # The next request begins it anew, and the end of the endpoints ends it.
+        await backend.find("echo")
+        assert backend._refreshing is not task
+        await backend.close()
+
+    drive(main)
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

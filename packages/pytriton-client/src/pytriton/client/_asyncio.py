@@ -33,7 +33,7 @@ from ._core.startup import (
 from ._core.telemetry import trace_call
 from ._core.translate import closed_error, may_be_refusal
 from ._core.url import TritonUrl
-from ._transport import AsyncResponseStream, AsyncTextStream, make_async_transport
+from ._transport import AsyncResponseStream, make_async_transport
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 if TYPE_CHECKING:
@@ -545,8 +545,9 @@ async def _receive_texts(
     stream: AsyncResponseStream, timeout_s: float, output: str
 ) -> AsyncGenerator[list[bytes], None]:
     try:
-        if isinstance(stream, AsyncTextStream):
-            while (texts := await stream.receive_texts(timeout_s, output)) is not None:
+        receive_texts: Any = getattr(stream, "receive_texts", None)  # only streams that are read without gRPC have it
+        if receive_texts is not None:
+            while (texts := await receive_texts(timeout_s, output)) is not None:
                 yield texts
             return
         while (response := await stream.receive(timeout_s)) is not None:

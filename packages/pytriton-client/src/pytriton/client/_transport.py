@@ -5,7 +5,7 @@ The libraries of gRPC are heavy, so they are imported only when the first client
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ._core.requests import InferRequest, InferResponse
 from ._core.spec import ModelSpec
@@ -65,15 +65,6 @@ class AsyncResponseStream(Protocol):
 
     def close(self) -> None:
         """Cancel the request on the server if it is not over. A second call does nothing."""
-        ...
-
-
-@runtime_checkable
-class AsyncTextStream(AsyncResponseStream, Protocol):
-    """One that tells the strings of an output without all else."""
-
-    async def receive_texts(self, timeout_s: float, name: str) -> list[bytes] | None:
-        """Return what an output has in the responses that are there, or ``None`` after the last one."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from pytriton.server.control.http import ControlError
 
 # Metadata of a model may be this old. A question before every request would cost as much as a small model.
 _FRESH_S = 1.0
+# Those of models that somebody has asked lately are read again before that, so that requests do not wait for it.
+_LATELY_S = 60.0
+_MOST_KEPT_FRESH = 8
 _DENIED = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
@@ -35,7 +38,7 @@ class Link:
 
     def __init__(self, model: EndpointModel, connect: Callable[[EndpointModel], AsyncioModelClient]) -> None:
         self.model = model
-        self.checked = time.monotonic()
+        self.checked = self.asked = time.monotonic()
         self.created = int(time.time())
         self._connect = connect
         self._client: AsyncioModelClient | None = None
@@ -100,6 +103,7 @@ class Backend:
         self._timeout_s = timeout_s
         self._control = connect(parsed, access_token, check_tls(tls, parsed))
         self._links: dict[str, Link] = {}
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def is_ready(self) -> bool:
         """Ask whether the server is ready."""
@@ -108,12 +112,37 @@ class Backend:
     async def find(self, name: str) -> Link:
         """Return a model that can be asked."""
         name = self._aliases.get(name, name)
+        now = time.monotonic()
         link = self._links.get(name)
-        if link is not None and time.monotonic() - link.checked < _FRESH_S:
-            return link
-        if link is not None:
-            # Requests that come meanwhile use the metadata that are there.
-            link.checked = time.monotonic()
+        if link is None or now - link.checked >= _FRESH_S:
+            if link is not None:
+                # Requests that come meanwhile use the metadata that are there.
+                link.checked = now
+            link = await self._update(name)
+        link.asked = now
+        self._keep_fresh()
+        return link
+
+    def _keep_fresh(self) -> None:
+        """Have models that were asked lately read again from time to time."""
+        loop = asyncio.get_running_loop()
+        if self._refreshing is None or self._refreshing.done() or self._refreshing.get_loop() is not loop:
+            self._refreshing = loop.create_task(self._refresh())
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(_FRESH_S / 2)
+            since = time.monotonic() - _LATELY_S
+            lately = sorted((link.asked, name) for name, link in self._links.items() if link.asked >= since)
+            if not lately:
+                return
+            for _, name in lately[-_MOST_KEPT_FRESH:]:
+                # The next request for a model that has gone reads it once more, and gets the error.
+                with suppress(OpenAIError):
+                    await self._update(name)
+
+    async def _update(self, name: str) -> Link:
+        """Read a model from the server."""
         try:
             model = await self._read(name)
         except OpenAIError:
@@ -227,6 +256,8 @@ class Backend:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         for name in list(self._links):
             await self._drop(name)
         self._control.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii
@@ -155,6 +155,8 @@ class Generation:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events as they are sent; parts that come together are joined."""
         begun: set[int] = set()
+        ended = 0
+        last: list[str] = []  # the events that end the last choice go together with the end of the stream
         said = [Part()] * len(self._prompts)
         # Whether a part that only continues a text needs nothing else done.
         wants_text_alone = not self._tells_usage_always and self._wishes.check is None
@@ -167,20 +169,11 @@ class Generation:
                         yield self._text_events(number, group)
                         continue
                     parts = _parts_of(group)
-                    events = []
                     if self._wishes.check is not None:
                         # The text is kept only if it has to be checked at the end.
                         said[number] = joined([said[number], *parts])
-                    for part in parts:
-                        self.usage.add(number, part.counts, part.said)
-                        if self._form.begins and number not in begun:
-                            events.append(self._event([{"index": number, **_BEGIN}]))
-                        begun.add(number)
-                        if part.is_text_alone and not self._tells_usage_always:
-                            events.append(self._text_event(number, part.text))
-                        elif not part.is_empty:
-                            choice = self._form.delta(replace(part, finish_reason=None))
-                            events.append(self._event([{"index": number, **choice}]))
+                    events = list(self._part_events(number, parts, begins=self._form.begins and number not in begun))
+                    begun.add(number)
                     if parts[-1].finish_reason is not None:
                         try:
                             await self.check(said[number])
@@ -190,16 +183,19 @@ class Generation:
                             raise
                         choice = self._form.delta(Part("", parts[-1].finish_reason))
                         events.append(self._event([{"index": number, **choice}]))
-                    if events:
+                        ended += 1
+                    if ended == len(self._prompts):
+                        last = events
+                    elif events:
                         yield encoded_events(events)
         except OpenAIError as error:
             if not begun:
                 raise
             # An error ends the stream, without the event that ends a whole answer.
-            yield encoded_events([json.dumps(error.body)])
+            yield encoded_events([*last, json.dumps(error.body)])
             return
         ends = [self._event([], usage=await self.usage.total())] if self._tells_usage else []
-        yield encoded_events([*ends, _DONE])
+        yield encoded_events([*last, *ends, _DONE])
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -255,6 +251,19 @@ class Generation:
             # If a caller asked for counts, every event has the field, even if the counts are not known yet.
             usage = {"usage": self.usage.of(choices[0]["index"]) if choices and self._tells_usage_always else None}
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
+
+    def _part_events(self, number: int, parts: Sequence[Part], *, begins: bool) -> Iterator[str]:
+        """Yield the events of what parts say; before them the one that `begins` a choice."""
+        for part in parts:
+            self.usage.add(number, part.counts, part.said)
+            if begins:
+                yield self._event([{"index": number, **_BEGIN}])
+                begins = False
+            if part.is_text_alone and not self._tells_usage_always:
+                yield self._text_event(number, part.text)
+            elif not part.is_empty:
+                choice = self._form.delta(replace(part, finish_reason=None))
+                yield self._event([{"index": number, **choice}])
 
     def _text_event(self, number: int, text: str) -> str:
         """Return the event of a part that is only text, as most are."""

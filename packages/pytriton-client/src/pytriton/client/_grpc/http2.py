@@ -311,11 +311,12 @@ class _Connection(asyncio.Protocol):
         block = self._encoder.encode(headers)
         call = self._calls[number] = Http2Call(self, number, self._max_message_bytes, self._their_window)
         pieces = [block[at : at + self._their_frame] for at in range(0, len(block), self._their_frame)]
-        for at, piece in enumerate(pieces):
-            flags = _END_HEADERS if at == len(pieces) - 1 else 0
-            self._write(_frame(_CONTINUATION if at else _HEADERS, flags, number, piece))
+        frames = [
+            _frame(_CONTINUATION if at else _HEADERS, _END_HEADERS if at == len(pieces) - 1 else 0, number, piece)
+            for at, piece in enumerate(pieces)
+        ]
         call.unsent = memoryview(b"\0" + _NUMBER.pack(len(message)) + message)
-        self._send(number, call)
+        self._send(number, call, b"".join(frames))
         return call
 
     def reset(self, number: int, code: int) -> None:
@@ -507,17 +508,20 @@ class _Connection(asyncio.Protocol):
         for number, call in list(self._calls.items()):
             self._send(number, call)
 
-    def _send(self, number: int, call: Http2Call) -> None:
-        """Send as much of a request as the windows allow."""
+    def _send(self, number: int, call: Http2Call, headers: bytes = b"") -> None:
+        """Send as much of a request as the windows allow; ``headers`` go with its first piece, in one packet."""
         while call.unsent is not None:
             length = min(len(call.unsent), call.window, self._window, self._their_frame)
             if length <= 0:
-                return
+                break
             piece, rest = call.unsent[:length], call.unsent[length:]
             call.unsent = rest if len(rest) else None
             call.window -= length
             self._window -= length
-            self._write(_frame(_DATA, 0 if len(rest) else _END_STREAM, number, piece))
+            self._write(headers + _frame(_DATA, 0 if len(rest) else _END_STREAM, number, piece))
+            headers = b""
+        if headers:
+            self._write(headers)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
