@@ -18,8 +18,7 @@ from pytriton.inprocess.requests import native_calls
 from pytriton.proxy_backend import description, settings
 from pytriton.proxy_backend.hosting import control
 from pytriton.proxy_backend.system import native
-from pytriton.proxy_backend.wire import dtypes, limits
-from pytriton.proxy_backend.wire.layout import ParameterType
+from pytriton.proxy_backend.wire import dtypes, layout, limits
 from pytriton.server.tritonserver import exec_shim, guard, handover, outcomes
 
 __all__ = ["headers"]
@@ -33,6 +32,7 @@ WIDTH = 116
 def headers() -> dict[str, str]:
     """Return the text of each header, by its path."""
     return {
+        f"{NATIVE}/proxy/wire/shared_layout.h": layout_header(),
         f"{NATIVE}/proxy/wire/shared_limits.h": limits_header(),
         f"{NATIVE}/guard/shared.h": guard_header(),
         f"{NATIVE}/inprocess/instance_fields.h": instance_header(),
@@ -132,10 +132,57 @@ constexpr const char* kTypeNames[] = {{
 // Bytes of one element by Triton's number of its type; 0 where strings have a length each, and for no type.
 constexpr uint8_t kElementSizes[] = {{{", ".join(str(element_size(code)) for code in types)}}};
 // The largest number of a type of parameters.
-constexpr uint32_t kLastParameterType = {max(ParameterType)};
+constexpr uint32_t kLastParameterType = {max(layout.ParameterType)};
 
 // The kinds of frames between the library and the supervisor of hosts.
 {frames}
+
+}}  // namespace pytriton
+"""
+    )
+
+
+def layout_header() -> str:
+    """Return the names of protocol 1 that C++ shares with Python."""
+
+    def comments_of(kind: type[enum.IntEnum | enum.IntFlag]) -> dict[str, str]:
+        return dict(re.findall(r"^ {4}(\w+) = .*  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+
+    def bits(kind: type[enum.IntFlag], prefix: str, size: int) -> str:
+        comments = comments_of(kind)
+        lines = [f"// {kind.__doc__}"]
+        for flag in kind:
+            code = f"constexpr uint{size}_t {camel(f'{prefix}_{flag.name}')} = 1u << {flag.bit_length() - 1};"
+            lines.append(with_comment(code, comments.get(flag.name or "", "")))
+        return "\n".join(lines)
+
+    def numbers(kind: type[enum.IntEnum], size: int) -> str:
+        comments = comments_of(kind)
+        members = ((member.name, member.value, comments.get(member.name, "")) for member in kind)
+        return f"// {kind.__doc__}\n" + enumeration(f"class {kind.__name__}", f"uint{size}_t", members)
+
+    return (
+        HEAD.format(made_of="wire/layout.py")
+        + f"""\
+#include <cstdint>
+
+namespace pytriton {{
+
+{bits(layout.Capability, "CAP", 64)}
+// Those of the native proxy: all.
+constexpr uint64_t kCapabilities = {sum(layout.Capability)};
+
+{numbers(layout.MessageType, 16)}
+
+{bits(layout.MessageFlag, "FLAG", 16)}
+
+{numbers(layout.Operation, 32)}
+
+{bits(layout.ModelFlag, "MODEL", 32)}
+
+{bits(layout.RequestFlag, "REQUEST", 32)}
+
+{bits(layout.ResponseFlag, "RESPONSE", 32)}
 
 }}  // namespace pytriton
 """

@@ -121,6 +121,15 @@ void Messages() {
   cancel.batch = 7;
   cancel.index = 2;
   CompareMessage("cancel", cancel);
+  Message pause = message(MessageType::kPause);
+  pause.batch = 7;
+  pause.index = 2;
+  CompareMessage("pause", pause);
+  Message resume = message(MessageType::kResume);
+  resume.batch = 7;
+  resume.index = 2;
+  CompareMessage("resume", resume);
+  CompareMessage("wake", message(MessageType::kWake));
   CompareMessage("detach", message(MessageType::kDetach));
   CompareMessage("activity_ask", message(MessageType::kActivity));
   Message executed = message(MessageType::kExecuted);

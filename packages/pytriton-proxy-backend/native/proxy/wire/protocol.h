@@ -1,9 +1,11 @@
-// Protocol 1 in C++: every number that crosses the process border. docs/protocol.md is normative, wire/layout.py has
-// the same in Python, and both are tested against the golden vectors in tests/golden.
+// Protocol 1 in C++: every number that crosses the process border, those that have names in shared_layout.h.
+// docs/protocol.md is normative, wire/layout.py has the same in Python, and both are tested against the golden vectors
+// in tests/golden.
 #pragma once
 
 #include <cstdint>
 
+#include "shared_layout.h"
 #include "shared_limits.h"
 
 namespace pytriton {
@@ -11,73 +13,6 @@ namespace pytriton {
 constexpr char kMagic[8] = {'P', 'Y', 'T', 'R', 'I', 'T', 'O', 'N'};
 constexpr uint16_t kMajor = 1;
 constexpr uint16_t kMinor = 0;
-
-// What a peer can do beyond the base of the protocol. A connection uses what both peers can do.
-enum Capability : uint64_t {
-  kCapDecoupled = 1u << 0,  // the worker may answer one request with any number of responses
-  kCapCancel = 1u << 1,     // the worker reads CANCEL messages
-  kCapCalls = 1u << 2,      // calls into the server, over a connection of their own
-  kCapReschedule = 1u << 3,  // a response may be RESCHEDULE
-  kCapExecuted = 1u << 4,  // the worker says when it can take the next batch: EXECUTED
-  kCapContinues = 1u << 5,  // a response that is an error may be CONTINUES
-  kCapAhead = 1u << 6,  // the worker may get its next batch before it has answered the current one
-  kCapReferences = 1u << 7,  // a tensor of a response may be one of the inputs
-  // the worker serves no batches; it only answers them with the reason why the model is not ready
-  kCapStandsIn = 1u << 8,
-  kCapPace = 1u << 9,  // the worker reads PAUSE and RESUME messages
-  kCapAsleep = 1u << 10,  // the worker keeps the place of one that sleeps: it gets WAKE and no batches
-  kCapTogether = 1u << 11,  // the worker may send response records of several batches together: RESPONSES
-};
-constexpr uint64_t kCapabilities =
-    kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
-    kCapReferences | kCapStandsIn | kCapPace | kCapAsleep | kCapTogether;
-
-enum class MessageType : uint16_t {
-  kHello = 1,         // worker -> proxy: greeting
-  kWelcome = 2,       // proxy -> worker: greeting
-  kRefuse = 3,        // proxy -> worker: greeting whose text is the reason; the connection ends
-  kSegment = 4,       // owner -> peer, with the memfd: a new segment of the sender's arena
-  kSegmentClose = 5,  // owner -> peer: the segment will not be used again
-  kBatch = 6,         // proxy -> worker: a batch record lies at (segment, offset, length)
-  kResponse = 7,      // worker -> proxy: a response record lies at (segment, offset, length)
-  kFail = 8,          // worker -> proxy: the whole batch failed; the reason is in the message
-  kRelease = 9,       // peer -> owner: the block at (segment, offset) is free again
-  kCancel = 10,       // proxy -> worker: request `index` of the batch is not wanted any more
-  kDetach = 11,       // worker -> proxy: asks for no more batches; the proxy closes when all are answered
-  // in place of a greeting: asks how many batches are in flight; also the answer, which ends the connection
-  kActivity = 12,
-  kCaller = 13,       // in place of HELLO, with the same greeting: this connection is for calls
-  kCall = 14,         // worker -> proxy, in one: an operation, with a CallBody and a text; a batch record may lie there
-  kResult = 15,       // proxy -> worker, in one: the call is done, and its value
-  kExecuted = 16,     // worker -> proxy: the callable has returned from the batch, whether or not the batch is answered
-  kPause = 17,  // proxy -> worker: the caller of request `index` does not read its responses: send no more for now
-  kResume = 18,        // proxy -> worker: the caller reads them again
-  kWake = 19,          // proxy -> worker that is asleep: a batch waits, and no worker is awake
-  kResponses = 20,     // worker -> proxy: response records of several batches lie there, one behind the other
-};
-
-constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again
-constexpr uint16_t kFlagBatchDone = 1u << 1;      // RESPONSE, FAIL, RESULT: nothing more comes for this batch
-constexpr uint16_t kFlagStream = 1u << 2;         // CALL of INFER: any number of responses may come
-constexpr uint16_t kFlagExecuting = 1u << 3;      // RESPONSE, FAIL, with BATCH_DONE: EXECUTED is still to come
-
-// What a CALL asks for; its `index`.
-enum class Operation : uint32_t {
-  kInfer = 1,
-  kLoadModel = 2,
-  kUnloadModel = 3,
-  kModelReady = 4,
-  kMetricFamily = 5,
-  kMetric = 6,
-  kMetricIncrement = 7,
-  kMetricSet = 8,
-  kMetricObserve = 9,
-  kMetricValue = 10,
-  kMetricDelete = 11,
-  kMetricFamilyDelete = 12,
-  kLog = 13,
-  kReadiness = 14,
-};
 
 struct Message {
   uint16_t type;
@@ -123,9 +58,6 @@ struct CallBody {
 };
 static_assert(sizeof(CallBody) == 32);
 
-constexpr uint32_t kModelBatching = 1u << 0;
-constexpr uint32_t kModelDecoupled = 1u << 1;
-
 constexpr uint32_t kMaxPacket = 4096;  // no packet is larger
 constexpr uint32_t kMaxText = kMaxPacket - sizeof(Message) - sizeof(Greeting);
 
@@ -158,9 +90,6 @@ struct StringRef {
   uint32_t length;
 };
 
-constexpr uint32_t kRequestSequenceStart = 1u << 0;
-constexpr uint32_t kRequestSequenceEnd = 1u << 1;
-
 struct RequestEntry {
   uint32_t rows;   // of the batch axis; 1 where the model does not batch
   uint32_t flags;  // kRequestSequence*
@@ -179,11 +108,6 @@ struct RequestEntry {
 };
 static_assert(sizeof(RequestEntry) == 80);
 
-constexpr uint32_t kResponseFinal = 1u << 0;  // nothing more comes for this request
-constexpr uint32_t kResponseError = 1u << 1;
-constexpr uint32_t kResponseEmpty = 1u << 2;  // no outputs: only ends the request (decoupled)
-constexpr uint32_t kResponseReschedule = 1u << 3;  // no outputs: the request goes back to Triton's scheduler
-constexpr uint32_t kResponseContinues = 1u << 4;  // with kResponseError: more comes for this request (decoupled)
 // Entries with one of these flags have no rows in the tensors over the whole batch.
 constexpr uint32_t kResponseNothing = kResponseError | kResponseEmpty | kResponseReschedule;
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import mmap
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,14 @@ def read(name: str) -> bytes:
 def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
     assert list(golden.stale()) == []
     assert {path.name for path in GOLDEN.glob("*.bin")} == set(golden.vectors())
+
+
+def test_both_languages_are_held_to_every_message() -> None:
+    """Records are written by one side alone, and so are greetings of other versions."""
+    messages = {path.stem for path in GOLDEN.glob("*.bin") if not re.search("record|major|minor", path.stem)}
+    for program in (Path(__file__), GOLDEN.parents[1] / "native" / "tests" / "golden.cc"):
+        compared = set(re.findall(r'"(\w+)"', program.read_text(encoding="utf-8")))
+        assert messages - compared == set(), f"{program.name} compares no such message"
 
 
 @pytest.mark.parametrize(

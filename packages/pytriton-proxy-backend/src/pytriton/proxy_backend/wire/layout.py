@@ -24,18 +24,18 @@ MINOR = 0
 class Capability(enum.IntFlag):
     """What a peer can do beyond the base of the protocol; a pair uses what both have."""
 
-    DECOUPLED = 1 << 0
-    CANCEL = 1 << 1
-    CALLS = 1 << 2
-    RESCHEDULE = 1 << 3
-    EXECUTED = 1 << 4
-    CONTINUES = 1 << 5
-    AHEAD = 1 << 6
-    REFERENCES = 1 << 7
-    STANDS_IN = 1 << 8
-    PACE = 1 << 9
-    ASLEEP = 1 << 10
-    TOGETHER = 1 << 11
+    DECOUPLED = 1 << 0  # the worker may answer one request with any number of responses
+    CANCEL = 1 << 1  # the worker reads CANCEL
+    CALLS = 1 << 2  # calls into the server, over a connection of their own
+    RESCHEDULE = 1 << 3  # a response may be RESCHEDULE
+    EXECUTED = 1 << 4  # the worker says when it can take the next batch: EXECUTED
+    CONTINUES = 1 << 5  # a response that is an error may be CONTINUES
+    AHEAD = 1 << 6  # the worker may get its next batch before it has answered the current one
+    REFERENCES = 1 << 7  # a tensor of a response may be one of the inputs
+    STANDS_IN = 1 << 8  # the worker only answers batches with the reason why the model is not ready
+    PACE = 1 << 9  # the worker reads PAUSE and RESUME
+    ASLEEP = 1 << 10  # the worker keeps the place of one that sleeps: it gets WAKE and no batches
+    TOGETHER = 1 << 11  # the worker may send response records of several batches together: RESPONSES
 
 
 # The capabilities of every worker here and of the Python proxy; others are added where they exist.
@@ -45,39 +45,39 @@ CAPABILITIES = Capability.DECOUPLED | Capability.CANCEL
 class MessageType(enum.IntEnum):
     """The first field of every packet."""
 
-    HELLO = 1
-    WELCOME = 2
-    REFUSE = 3
-    SEGMENT = 4
-    SEGMENT_CLOSE = 5
-    BATCH = 6
-    RESPONSE = 7
-    FAIL = 8
-    RELEASE = 9
-    CANCEL = 10
-    DETACH = 11
-    ACTIVITY = 12
-    CALLER = 13
-    CALL = 14
-    RESULT = 15
-    EXECUTED = 16
-    PAUSE = 17
-    RESUME = 18
-    WAKE = 19
-    RESPONSES = 20
+    HELLO = 1  # worker -> proxy: greeting
+    WELCOME = 2  # proxy -> worker: greeting
+    REFUSE = 3  # proxy -> worker: greeting whose text is the reason; the connection ends
+    SEGMENT = 4  # owner -> peer, with the memfd: a new segment of the sender's arena
+    SEGMENT_CLOSE = 5  # owner -> peer: the segment will not be used again
+    BATCH = 6  # proxy -> worker: a batch record lies at (segment, offset, length)
+    RESPONSE = 7  # worker -> proxy: a response record lies at (segment, offset, length)
+    FAIL = 8  # worker -> proxy: the whole batch failed; the reason is in the message
+    RELEASE = 9  # peer -> owner: the block at (segment, offset) is free again
+    CANCEL = 10  # proxy -> worker: request `index` of the batch is not wanted any more
+    DETACH = 11  # worker -> proxy: asks for no more batches; the proxy closes when all are answered
+    ACTIVITY = 12  # in place of a greeting: asks for the batches in flight; also the answer, which ends the connection
+    CALLER = 13  # in place of HELLO, with the same greeting: this connection is for calls
+    CALL = 14  # worker -> proxy, in one: an operation, with a CallBody and a text; a batch record may lie there
+    RESULT = 15  # proxy -> worker, in one: the call is done, and its value
+    EXECUTED = 16  # worker -> proxy: the callable has returned from the batch, whether or not it is answered
+    PAUSE = 17  # proxy -> worker: the caller of request `index` does not read: send no more for now
+    RESUME = 18  # proxy -> worker: the caller reads again
+    WAKE = 19  # proxy -> worker that is asleep: a batch waits, and no worker is awake
+    RESPONSES = 20  # worker -> proxy: response records of several batches lie there, one behind the other
 
 
 class MessageFlag(enum.IntFlag):
-    """Flags of RESPONSE, FAIL and RESULT; STREAM also of CALL, and EXECUTING of RESPONSE and FAIL alone."""
+    """Flags of a packet."""
 
-    INPUT_RELEASED = 1 << 0
-    BATCH_DONE = 1 << 1
-    STREAM = 1 << 2
-    EXECUTING = 1 << 3
+    INPUT_RELEASED = 1 << 0  # RESPONSE, FAIL, RESULT: the batch's input block is free again
+    BATCH_DONE = 1 << 1  # RESPONSE, FAIL, RESULT: nothing more comes for this batch
+    STREAM = 1 << 2  # CALL of INFER: any number of responses may come
+    EXECUTING = 1 << 3  # RESPONSE, FAIL, with BATCH_DONE: EXECUTED is still to come
 
 
 class Operation(enum.IntEnum):
-    """What a CALL is about."""
+    """What a CALL asks for; its `index`."""
 
     INFER = 1
     LOAD_MODEL = 2
@@ -112,11 +112,11 @@ class RequestFlag(enum.IntFlag):
 class ResponseFlag(enum.IntFlag):
     """Flags of a response entry."""
 
-    FINAL = 1 << 0
+    FINAL = 1 << 0  # nothing more comes for this request
     ERROR = 1 << 1
-    EMPTY = 1 << 2
-    RESCHEDULE = 1 << 3
-    CONTINUES = 1 << 4
+    EMPTY = 1 << 2  # no outputs: only ends the request (decoupled)
+    RESCHEDULE = 1 << 3  # no outputs: the request goes back to Triton's scheduler
+    CONTINUES = 1 << 4  # with ERROR: more comes for this request (decoupled)
 
 
 class TensorSource(enum.IntEnum):
