@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 import runpy
 from typing import Any
 
 import pytest
 
+from pytriton.client import FuturesModelClient
+from pytriton.client.client import BaseModelClient
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend.wire.settings import ServingSettings, setting_fields
@@ -192,6 +195,23 @@ def test_the_settings_of_a_model_are_those_of_its_proxy() -> None:
         for value in (low - 0.001 if field.type is float else low - 1, high * 2):
             with pytest.raises(PyTritonBadParameterError, match=name):
                 ModelConfig(**{name: field.type(value)}).validate()
+
+
+def test_the_page_on_clients_has_every_option_of_a_call() -> None:
+    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    table = page.partition("| option | |\n")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    options = set(inspect.signature(BaseModelClient.with_options).parameters) - {"self"}
+    assert set(named) == options
+
+
+def test_every_client_takes_the_options_of_all_and_hands_them_on() -> None:
+    """A copy of a client, and one that was pickled, have the settings that `_settings` names."""
+    options = list(inspect.signature(BaseModelClient).parameters)
+    with FuturesModelClient("localhost", "m") as client:
+        assert list(client._settings()) == options
+    own = client._own_settings().keys()
+    assert [name for name in inspect.signature(FuturesModelClient).parameters if name not in own] == options
 
 
 def test_the_page_on_models_has_every_field_of_the_configuration() -> None:

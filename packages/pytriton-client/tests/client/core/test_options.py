@@ -215,6 +215,12 @@ def test_numpy_scalars_are_parameters_and_headers() -> None:
 
 def test_no_options_change_nothing() -> None:
     nothing = NO_OPTIONS.with_changes(
-        timeout_s=None, request_id=None, priority=None, queue_timeout_s=None, parameters=None, headers=None
+        timeout_s=None,
+        request_id=None,
+        priority=None,
+        queue_timeout_s=None,
+        parameters=None,
+        headers=None,
+        casting=None,
     )
     assert nothing == NO_OPTIONS

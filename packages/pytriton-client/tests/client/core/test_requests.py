@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client._core.options import NO_OPTIONS
+from pytriton.client._core.options import CallOptions
 from pytriton.client._core.requests import (
     InferResponse,
     RequestIds,
@@ -77,8 +77,7 @@ def test_any_size_is_of_the_right_shape() -> None:
 
 
 def test_arrays_of_the_same_kind_are_cast_where_the_call_says_so() -> None:
-    options = NO_OPTIONS.with_changes(casting="same_kind")
-    call = check_call((np.array([1.0, 2.0]),), {}, None, None, options)
+    call = check_call((np.array([1.0, 2.0]),), {}, None, None, CallOptions(casting="same_kind"))
     request = build_request(SPEC, call, model_name="m", model_version=None, request_id="7", is_batch=False)
     assert request.inputs[0][1].dtype == np.float32
 

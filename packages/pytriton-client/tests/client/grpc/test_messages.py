@@ -31,7 +31,7 @@ LARGE = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
 def test_a_request_is_what_protobuf_writes(array: Any) -> None:
     small = np.array([[1.5]], np.float32)
     inputs = ((TensorSpec("x", (-1,), array.dtype), array), (TensorSpec("y", (1,), np.float32), small))
-    call = InferCall((array, small), {"colour": "blue"}, {}, {})
+    call = InferCall(inputs=(array, small), parameters={"colour": "blue"})
     found = service_pb2.ModelInferRequest.FromString(encode_infer_request(InferRequest("m", "2", "id", inputs, call)))
     assert (found.model_name, found.model_version, found.id) == ("m", "2", "id")
     assert found.parameters["colour"].string_param == "blue"

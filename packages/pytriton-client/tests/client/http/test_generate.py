@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytriton.client import ModelSpec, TensorSpec
-from pytriton.client._core.options import NO_OPTIONS
+from pytriton.client._core.options import NO_OPTIONS, CallOptions
 from pytriton.client._core.requests import InferRequest, build_request, check_call
 from pytriton.client._core.translate import Operation
 from pytriton.client._http.generate import GenerateReader, encode_generate_request
@@ -57,10 +57,7 @@ def test_elements_are_listed_flat() -> None:
 
 
 def test_id_is_sent_only_where_the_caller_chose_it() -> None:
-    options = NO_OPTIONS.with_changes(
-        timeout_s=None, request_id="abc", priority=None, queue_timeout_s=None, parameters=None, headers=None
-    )
-    call = check_call((), {"a": [1, 2]}, None, None, options)
+    call = check_call((), {"a": [1, 2]}, None, None, CallOptions(request_id="abc"))
     request = build_request(SPEC, call, model_name="m", model_version=None, request_id="7", is_batch=False)
     assert json.loads(encode_generate_request(SPEC, request))["id"] == "abc"
 

@@ -244,7 +244,7 @@ def test_what_a_dropped_pool_had_is_left() -> None:
 def request_of(*shape: int, **options: Any) -> InferRequest:
     tensor = TensorSpec("x", (-1,), np.float32)
     array = np.zeros(shape, np.float32)
-    return InferRequest("m", None, "0", ((tensor, array),), InferCall((array,), {}, options, {}))
+    return InferRequest("m", None, "0", ((tensor, array),), InferCall(inputs=(array,), options=options))
 
 
 @pytest.mark.parametrize(

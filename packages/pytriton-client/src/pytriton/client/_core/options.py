@@ -59,7 +59,7 @@ class CallOptions:
     timeout_s: float | None = None  # how long a call may take, in seconds; ``None`` leaves that to the client
     request_id: str | None = None  # the id of its requests; ``None`` gives each one of its own
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # custom request parameters
-    # Parameters with a meaning of their own, under the names of the protocol.
+    # Parameters with a meaning of their own, under the names of the protocol: those of ``_OPTIONS``.
     options: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # HTTP headers or gRPC metadata, every value as text
     casting: Casting = "safe"  # how an array becomes one of the declared dtype
@@ -67,13 +67,13 @@ class CallOptions:
     def with_changes(
         self,
         *,
-        timeout_s: float | None = None,
-        request_id: str | None = None,
-        priority: int | None = None,
-        queue_timeout_s: float | None = None,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        casting: Casting | None = None,
+        timeout_s: float | None,
+        request_id: str | None,
+        priority: int | None,
+        queue_timeout_s: float | None,
+        parameters: Mapping[str, ParameterValue] | None,
+        headers: Mapping[str, str | int | bool] | None,
+        casting: Casting | None,
     ) -> CallOptions:
         """Return these options with others in their place; ``None`` keeps one, and mappings are joined."""
         custom, options = check_parameters(parameters)

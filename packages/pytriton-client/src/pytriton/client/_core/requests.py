@@ -30,7 +30,7 @@ from ..exceptions import (
 )
 from .arrays import to_wire_array
 from .forks import call_in_child
-from .options import NO_OPTIONS, CallOptions, Casting, ParameterValue, check_headers, check_parameters
+from .options import NO_OPTIONS, CallOptions, ParameterValue, check_headers, check_parameters
 from .spec import ModelSpec, TensorSpec
 
 # Only so many characters of a longer name are compared.
@@ -100,16 +100,10 @@ class RequestIds:
 
 
 @dataclass(frozen=True)
-class InferCall:
-    """The checked arguments of one ``infer`` call."""
+class InferCall(CallOptions):
+    """The checked arguments of one ``infer`` call, and its options."""
 
-    inputs: Sequence[object] | Mapping[str, object]  # by position, or by name
-    parameters: Mapping[str, ParameterValue]  # custom request parameters
-    # ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
-    options: Mapping[str, Any]
-    headers: Mapping[str, str]  # HTTP headers or gRPC metadata, every value as text
-    request_id: str | None = None  # the id that the caller chose; ``None`` where any will do
-    casting: Casting = "safe"  # how an array becomes one of the declared dtype
+    inputs: Sequence[object] | Mapping[str, object] = ()  # by position, or by name
     named: Mapping[str, object] = field(default_factory=dict)  # further ones by name, behind those by position
 
 
@@ -176,11 +170,12 @@ def check_call(
         named, headers = {**named, "headers": headers}, None
     custom, special = check_parameters(parameters)
     sent_headers = check_headers(headers)
-    if options is not NO_OPTIONS:
-        custom, special = {**options.parameters, **custom}, {**options.options, **special}
-        sent_headers = {**options.headers, **sent_headers}
-    more = named if args else {}
-    return InferCall(args or named, custom, special, sent_headers, options.request_id, options.casting, more)
+    joined = vars(options) | {
+        "parameters": {**options.parameters, **custom},
+        "options": {**options.options, **special},
+        "headers": {**options.headers, **sent_headers},
+    }
+    return InferCall(**joined, inputs=args or named, named=named if args else {})
 
 
 def build_request(
