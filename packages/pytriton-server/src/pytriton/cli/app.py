@@ -67,21 +67,11 @@ LogLevel = Annotated[
 ]
 LogFormat = Annotated[str, typer.Option(help="text, or json: an object for each record of the log, a line each.")]
 
-# The commands in the order of use; those of unknown guests come last.
-_ORDER = (
-    "init", "serve", "infer", "models", "bench", "console", "openai", "check", "env", "worker", "serve-repository",
-    "examples", "example-add-sub", "example-add-sub-script",
-)  # fmt: skip
 _NEVER_CUT = 1000
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands in the order of their use."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return their names."""
-        known = super().list_commands(ctx)
-        return sorted(known, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    """The commands in the order of their definition below, which is that of their use."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands and what they do, wrapped and not cut."""
@@ -101,13 +91,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("models", no_args_is_help=True)(calls.models)
-app.command("infer", no_args_is_help=True)(calls.infer)
-_guests = find_guests()
-for _guest in _guests:
-    for _name, _command in _guest.commands.items():
-        app.command(_name)(_command)
-app.command("bench", no_args_is_help=True)(calls.bench)
 
 
 def run() -> None:
@@ -131,33 +114,26 @@ def root(
 
 
 @app.command()
-def check(workspace: Workspace = None, zip_report: Zip = False, verbose: Verbose = False) -> None:
-    """Describe the environment, try what the system allows, serve a model and call it. Exit code 0 when all works."""
-    _report("check", workspace, zip_report, partial(_environment, verbose), _system, _add_sub, _add_sub_script)
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; it is made if it is not there.")] = Path(),
+) -> None:
+    """Write a project: a model, its test, a Dockerfile. Nothing that is there is overwritten."""
+    from pytriton.cli.project import ProjectError, make_project
+
+    try:
+        files = make_project(folder)
+    except ProjectError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"{', '.join(files)}\n\nNext:")
+    for line in ([] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]) + [
+        "pytriton serve app.py",
+        "pytriton infer localhost:8000 shout text=hello  # in another terminal",
+    ]:
+        typer.echo(f"  {line}")
 
 
-@app.command()
-def env(workspace: Workspace = None, zip_report: Zip = False, verbose: Verbose = False) -> None:
-    """Describe the environment: versions, machine, tritonserver, ports, variables."""
-    _report("env", workspace, zip_report, partial(_environment, verbose))
-
-
-@app.command()
-def examples(workspace: Workspace = None, zip_report: Zip = False) -> None:
-    """Run all examples."""
-    _report("examples", workspace, zip_report, _add_sub, _add_sub_script)
-
-
-@app.command("example-add-sub", hidden=True)
-def add_sub(workspace: Workspace = None, zip_report: Zip = False) -> None:
-    """Serve a model in this process, and call it over HTTP and gRPC."""
-    _report("example-add-sub", workspace, zip_report, _add_sub)
-
-
-@app.command("example-add-sub-script", hidden=True)
-def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None:
-    """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
-    _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
+_guests = find_guests()
 
 
 def _with_options_of_guests(command: Callable[..., None]) -> Callable[..., None]:
@@ -270,6 +246,26 @@ def serve(
     serve_target(target, options, guests=_guests, given=given)
 
 
+app.command(no_args_is_help=True)(calls.infer)
+app.command(no_args_is_help=True)(calls.models)
+app.command(no_args_is_help=True)(calls.bench)
+for _guest in _guests:
+    for _name, _command in _guest.commands.items():
+        app.command(_name)(_command)
+
+
+@app.command()
+def check(workspace: Workspace = None, zip_report: Zip = False, verbose: Verbose = False) -> None:
+    """Describe the environment, try what the system allows, serve a model and call it. Exit code 0 when all works."""
+    _report("check", workspace, zip_report, partial(_environment, verbose), _system, _add_sub, _add_sub_script)
+
+
+@app.command()
+def env(workspace: Workspace = None, zip_report: Zip = False, verbose: Verbose = False) -> None:
+    """Describe the environment: versions, machine, tritonserver, ports, variables."""
+    _report("env", workspace, zip_report, partial(_environment, verbose))
+
+
 @app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
@@ -375,23 +371,21 @@ def serve_repository(
 
 
 @app.command()
-def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; it is made if it is not there.")] = Path(),
-) -> None:
-    """Write a project: a model, its test, a Dockerfile. Nothing that is there is overwritten."""
-    from pytriton.cli.project import ProjectError, make_project
+def examples(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Run all examples."""
+    _report("examples", workspace, zip_report, _add_sub, _add_sub_script)
 
-    try:
-        files = make_project(folder)
-    except ProjectError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(f"{', '.join(files)}\n\nNext:")
-    for line in ([] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]) + [
-        "pytriton serve app.py",
-        "pytriton infer localhost:8000 shout text=hello  # in another terminal",
-    ]:
-        typer.echo(f"  {line}")
+
+@app.command("example-add-sub", hidden=True)
+def add_sub(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Serve a model in this process, and call it over HTTP and gRPC."""
+    _report("example-add-sub", workspace, zip_report, _add_sub)
+
+
+@app.command("example-add-sub-script", hidden=True)
+def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
+    _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
 
 
 def _environment(verbose: bool, _steps: Steps, folder: Path) -> None:
