@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pytriton.proxy_backend.settings import FORMAT, ProxySettings, PythonProxySettings, parameter_fields
 from pytriton.proxy_backend.wire.settings import SettingField, setting_fields
+from pytriton.server.tritonserver import advisories
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -173,6 +174,23 @@ def error_rows() -> Iterator[str]:
         yield ""
 
 
+def advisory_rows() -> Iterator[str]:
+    """Yield the published vulnerabilities of tritonserver, after what is known of them as of when."""
+    newest = advisories.NEWEST_KNOWN_VERSION
+    yield (
+        f"The list is that of NVIDIA's bulletins as of {advisories.KNOWN_AS_OF}, and the newest version that it knows "
+        f"is {newest}, of release {advisories.RELEASES[newest]}."
+    )
+    yield ""
+    yield "| number | CVSS | fixed in | where | what | guard | what else helps |"
+    yield "|---|---|---|---|---|---|---|"
+    for each in advisories.ADVISORIES:
+        yield (
+            f"| {each.id} | {each.severity} | {each.release} ({each.fixed_in}) | {each.component} | {each.summary} | "
+            f"{each.guard.value} | {each.also} |"
+        )
+
+
 ERRORS = {
     "Clients": "pytriton-client/src/pytriton/client/exceptions.py",
     "Inference callables and descriptions of models": "pytriton-decorators/src/pytriton/exceptions/__init__.py",
@@ -187,6 +205,7 @@ TABLES = {
     "docs/dropin.md": ("add", option_rows),
     "docs/errors.md": ("errors", error_rows),
     "docs/python_models.md": ("config.pbtxt", parameter_rows),
+    "docs/security.md": ("advisories", advisory_rows),
 }
 """The name of the table between the markers of each page."""
 

@@ -17,8 +17,6 @@ from pytriton.server.tritonserver.advisories import (
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.version import parse_server_version
 
-DOCUMENT = Path(__file__).resolve().parents[5] / "docs" / "security.md"
-
 
 def ids(found: list[Advisory]) -> set[str]:
     return {advisory.id for advisory in found}
@@ -122,16 +120,3 @@ def test_a_version_that_cannot_be_told_says_so(tmp_path: Path) -> None:
     lines = describe(tmp_path / "silent", "' ; exit 4 ; echo '")
     assert lines[0] == "The version of this server cannot be told, so neither can what concerns it."
     assert "ended with 4" in lines[1]
-
-
-def test_the_table_of_the_documentation_is_the_list() -> None:
-    expected = [
-        f"| {advisory.id} | {advisory.severity} | {advisory.release} ({advisory.fixed_in}) | {advisory.component} | "
-        f"{advisory.summary} | {advisory.guard.value} | {advisory.also} |"
-        for advisory in ADVISORIES
-    ]
-    text = DOCUMENT.read_text(encoding="utf-8")
-    found = [line for line in text.splitlines() if line.startswith("| CVE-")]
-    assert found == expected, "the table of docs/security.md has to be:\n" + "\n".join(expected)
-    assert f"as of {KNOWN_AS_OF}" in text
-    assert f"newest version that it knows is {NEWEST_KNOWN_VERSION}" in " ".join(text.split())
