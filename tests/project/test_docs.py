@@ -48,7 +48,9 @@ from typing import IO, Any
 
 import pytest
 import tomli
+import typer
 
+from pytriton.cli.app import app
 from support.paths import ROOT
 from support.servers import before, needs_tracing
 from support.waiting import PATIENCE_S
@@ -557,6 +559,26 @@ def test_the_map_of_the_rooms_names_every_folder() -> None:
             assert folder.relative_to(source).as_posix() in named, f"CONTRIBUTING.md does not say what is in {folder}"
     rooms = [name for name in named if re.fullmatch(r"(client|decorators|proxy_backend|server|inprocess)/\w+", name)]
     assert [room for room in rooms if not list(ROOT.glob(f"packages/*/src/pytriton/{room}"))] == []
+
+
+TOPS = ("deploy", "docs", "packages", "tests", "tools")
+
+
+def test_a_path_that_a_checklist_names_is_there() -> None:
+    """In CONTRIBUTING.md; whoever follows one has never seen the code."""
+    lists = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## Add an option of a model\n")[2]
+    assert lists.count("\n## ") >= 6
+    named = set(re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|cc|h|md|toml|json|yml)|(?:[\w-]+/)+[\w-]+)`", lists))
+    assert len(named) > 60
+    there = [f"/{path.relative_to(ROOT).as_posix()}" for top in TOPS for path in (ROOT / top).rglob("*")]
+    lost = [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)]
+    assert [name for name in lost if not (ROOT / name).exists()] == []
+
+
+def test_every_command_is_on_a_page() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    commands = typer.main.get_group(app).commands
+    assert [name for name, each in commands.items() if not each.hidden and f"pytriton {name}" not in pages] == []
 
 
 def test_every_word_of_the_vocabulary_has_a_file_that_owns_it() -> None:
