@@ -24,8 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".tools" / "mutants"
 MUTMUT = [sys.executable, "-m", "mutmut"]
 NO_CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
-# How long a mutant may take: so many times the seconds that its tests took before and the constant, so 30 s at least.
-PATIENCE = {"timeout_multiplier": 15.0, "timeout_constant": 2.0}
+# How long one test may take with a mutant, in seconds, five times as long as the slowest does without one: a test waits
+# ten minutes for what must happen, and where a mutant keeps it from happening nothing else would end it sooner.
+PATIENCE_S = 15
+# How long all tests of a mutant may take, for what is slow without end: so many times the seconds that they took before
+# and the constant, so 20 s at least.
+PATIENCE = {"timeout_multiplier": 5.0, "timeout_constant": 4.0}
 # The first lines of statements in which nothing is changed, because no test should hold them: the words of errors and
 # of the log, and what people see of an object in a debugger. Whether an error is raised is tested: its `if` is
 # changed like any other. Type hints and decorators need no rule, as mutmut leaves them alone by itself.
@@ -89,6 +93,7 @@ def lay_out(path: Path, tests: Sequence[Path]) -> None:
         elif (ROOT / name).exists():
             (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, FOLDER / name)
+    shutil.copy(ROOT / "tools" / "first_failure.py", FOLDER / "conftest.py")
     (FOLDER / "pyproject.toml").write_text(configuration(path, tests), encoding="utf-8")
 
 
@@ -106,12 +111,15 @@ def configuration(path: Path, tests: Sequence[Path]) -> str:
             "-m",
             "not slow and not ci and not soak",
         ],
+        "timeout": PATIENCE_S,
+        # It ends the process, whatever its threads and its event loop do.
+        "timeout_method": "thread",
         **{name: ours[name] for name in ("pythonpath", "markers", "filterwarnings")},
     }
     mutmut = {
         "source_paths": ["src"],
         "only_mutate": [str(chosen if chosen.suffix else chosen / "*.py")],
-        "also_copy": ["packages", "tests", "docs"],
+        "also_copy": ["conftest.py", "packages", "tests", "docs"],
         "do_not_mutate_patterns": list(UNCHANGED),
         "pytest_add_cli_args_test_selection": list(map(str, tests)),
         **PATIENCE,

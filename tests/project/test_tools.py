@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +133,32 @@ def test_the_score(mutants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert settings["only_mutate"] == ["src/pytriton/decorators/_casts.py"]
     assert settings["pytest_add_cli_args_test_selection"] == ["packages/pytriton-decorators/tests/decorators"]
     assert (mutants.FOLDER / "src/pytriton/decorators/_casts.py").is_file()
+    assert (mutants.FOLDER / "conftest.py").is_file()
+    assert "conftest.py" in settings["also_copy"]
+
+
+@pytest.mark.parametrize("mutant", ["", "fail", "module.x_function__mutmut_1"])
+def test_a_mutant_is_noticed_as_soon_as_a_test_fails(tmp_path: Path, mutant: str) -> None:
+    """What a failed test has not let go may keep its fixtures waiting for long."""
+    shutil.copy(ROOT / "tools" / "first_failure.py", tmp_path / "conftest.py")
+    (tmp_path / "test_it.py").write_text(
+        "import pathlib, pytest\n"
+        "@pytest.fixture\n"
+        "def held():\n"
+        "    yield\n"
+        "    pathlib.Path('ended').touch()\n"
+        "def test_first(): pass\n"
+        "def test_second(held): assert False\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--rootdir=.", "-c", os.devnull],
+        cwd=tmp_path,
+        env={**os.environ, "MUTANT_UNDER_TEST": mutant},
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert (tmp_path / "ended").exists() is ("mutmut" not in mutant)
 
 
 def test_a_sample_is_the_same_for_a_seed(mutants: Any, monkeypatch: pytest.MonkeyPatch) -> None:

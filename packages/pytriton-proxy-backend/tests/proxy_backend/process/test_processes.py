@@ -1,7 +1,6 @@
 """What a worker process is told and says, and how both sides find what they name."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -23,7 +22,7 @@ from pytriton.proxy_backend.process.messages import (
     encode_message,
     find_not_json,
 )
-from pytriton.proxy_backend.runtime.statistics import COUNTERS_BYTES, Counters, add_statistics, read_statistics
+from pytriton.proxy_backend.runtime.statistics import COUNTERS_BYTES
 from pytriton.proxy_backend.worker.loading import load_target, target_of
 
 
@@ -142,33 +141,6 @@ def test_lines_come_in_pieces() -> None:
     for bad in (b"text\n", b"[1]\n", b'{"value": 1}\n', b"x" * (1 << 20) + b"y"):
         with pytest.raises(ProtocolError):
             LineReader().feed(bad)
-
-
-def test_a_process_counts_where_its_parent_looks() -> None:
-    file = os.memfd_create("test", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(file, COUNTERS_BYTES)
-        assert read_statistics(file) == Counters().snapshot()
-        counters = Counters(file)
-        counters.add_call((3, 5, 40), 10, 20, 3_000_000)
-        counters.add_failed("callable", 2)
-        counters.add_cancelled()
-        counters.add_first_response(5_000_000)
-        found = read_statistics(file)
-        assert found == counters.snapshot()
-        assert (found.requests, found.cancelled_requests, found.failed_requests["callable"]) == (3, 1, 2)
-        # What a forked child counts is its own.
-        counters.leave()
-        counters.add_call((3, 5, 40), 10, 20, 3_000_000)
-        assert read_statistics(file) == found
-        assert counters.snapshot().requests == 6
-        os.ftruncate(file, 12)
-        assert read_statistics(file).cancelled_requests == 0
-    finally:
-        os.close(file)
-    both = add_statistics(found, found)
-    assert (both.requests, both.batches, both.rows.sum) == (6, 2, 10)
-    assert (both.failed_requests["callable"], both.first_response_seconds.count) == (4, 2)
 
 
 def test_what_is_no_json_is_found() -> None:

@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from pytriton.proxy_backend.errors import OutputError
 from pytriton.proxy_backend.runtime import failures
 from pytriton.proxy_backend.runtime.failures import FailureLog, failed_as, kind_of, named
 from pytriton.proxy_backend.wire.layout import ErrorCode
@@ -36,11 +37,17 @@ def test_a_kind_that_goes_on_is_told_of_now_and_then(monkeypatch: pytest.MonkeyP
     # Another type, and another place, are of other kinds.
     assert log.admit(kind_of(raised("text", KeyError))) == ""
     assert log.admit(kind_of(raised_elsewhere())) == ""
+    # And so are errors of other outputs.
+    assert len({kind_of(OutputError(name, model_name="m", output_name=name)) for name in ("x", "y", "y")}) == 2
     now[0] += 10
     assert log.admit(kind_of(raised("later"))) == " (15 of this kind were left out)"
     assert log.admit(kind_of(raised("later"))) is None
     now[0] += 1000
     assert log.admit(kind_of(raised("much later"))) == " (1 of this kind were left out)"
+    # What came rarely may come as often as ever in the next period.
+    rare = [log.admit("rare") for _ in range(3)]
+    now[0] += 10
+    assert rare + [log.admit("rare") for _ in range(11)] == [""] * 13 + [None]
 
 
 def test_kinds_without_end_take_no_memory_without_end() -> None:

@@ -52,6 +52,9 @@ def test_fractions_may_be_apart_by_the_tolerance() -> None:
     known = record({"y": np.array([1.0, 1000.0, 0.0], np.float32)})
     compare(known, {"y": np.array([1.0009, 1000.9, 0.0009], np.float32)})
     compare(known, {"y": np.array([1.0, 1400.0, 0.0], np.float32)}, tolerance=0.5)
+    # However large the others are.
+    with pytest.raises(GoldenError, match=r"expected 0\.0 at \[2\], got 0\.0015.*; 1 of 3 .*"):
+        compare(known, {"y": np.array([1.0, 1000.0, 0.0015], np.float32)})
     with pytest.raises(GoldenError, match=r"expected 1000\.0 at \[1\], got 1002\.0; 1 of 3 .* the tolerance 0\.001"):
         compare(known, {"y": np.array([1.0, 1002.0, 0.0], np.float32)})
 
@@ -115,6 +118,37 @@ def test_an_element_of_a_large_output_is_named_by_its_place() -> None:
     value[-1, -1] = 0
     with pytest.raises(GoldenError, match=r"expected 999999 at \[999, 999\], got 0; 1 of 4096 compared"):
         compare(known, {"y": value})
+    value[-1, -1], value[0, 0] = 999999, 7
+    with pytest.raises(GoldenError, match=r"expected 0 at \[0, 0\], got 7; 1 of 4096 compared"):
+        compare(known, {"y": value})
+    texts = np.array([b"%d" % number for number in range(10_000)], object).reshape(100, 100)
+    known = record({"y": texts})
+    texts[-1, -1] = b"other"
+    with pytest.raises(GoldenError, match=r"expected '9999' at \[99, 99\], got 'other'; 1 of 512 compared"):
+        compare(known, {"y": texts})
+
+
+def test_numbers_beside_those_that_are_none() -> None:
+    known = record({"y": np.array([np.nan, np.inf, 1.0])})
+    compare(known, {"y": np.array([np.nan, np.inf, 1.0005])})
+    with pytest.raises(GoldenError, match=r"expected 1\.0 at \[2\], got 1\.5; 1 of 3"):
+        compare(known, {"y": np.array([np.nan, np.inf, 1.5])})
+
+
+def test_records_of_earlier_releases_are_known() -> None:
+    known = [
+        {
+            "output": "label",
+            "dtype": "bytes",
+            "shape": [2],
+            "data": [["77af778b51abd4a3", "cat"], ["bd913ff68243d41b", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"]],
+        },
+        {"output": "y", "dtype": "float32", "shape": [1, 2], "data": "AACAPwAAAEA="},
+    ]
+    answer = {"label": np.array([b"cat", b"x" * 40], object), "y": np.array([[1, 2]], np.float32)}
+    assert record(answer) == known
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    assert record({"y": np.array([[1, 2]], bfloat16)}) == known[1:]
 
 
 def test_other_outputs_and_other_numbers_of_them() -> None:

@@ -84,11 +84,20 @@ def test_numbers_that_are_none() -> None:
     assert [fields[name] for name in ("created", "lineno", "thread", "process", "levelno")] == [
         0, 0, 0, -(2**63), 2**63 - 1
     ]  # fmt: skip
+    assert sent(made(thread=-(2**63) - 1))["thread"] == 0
+
+
+def test_what_a_record_lacks_is_empty() -> None:
+    record = made()
+    for name in ("threadName", "process"):
+        delattr(record, name)
+    fields = sent(record)
+    assert (fields["threadName"], fields["process"]) == ("", 0)
 
 
 def test_a_message_that_does_not_fit_its_arguments() -> None:
     message = sent(made("%d", "text"))["message"]
-    assert message.startswith("'%d' ('text',) (TypeError: ")
+    assert message.startswith("'%d' ('text',) (TypeError: %d format: ")
     assert message.endswith(")")
 
 
@@ -119,6 +128,16 @@ def test_how_much_extra_goes_along() -> None:
     assert list(sent(made(**{"n" * (NAME + 1): 1}))["extra"]) == ["left_out"]
 
 
+def test_texts_of_values_count_with_all_that_json_may_make_of_them() -> None:
+    class Shown:
+        def __repr__(self) -> str:
+            return "x" * 300
+
+    extra = sent(made(**{f"v{number:02}": Shown() for number in range(40)}))["extra"]
+    # Of 200 characters and three dots, each up to twelve bytes.
+    assert list(extra) == [*(f"v{number:02}" for number in range(EXTRA // (3 + 12 * 203))), "left_out"]
+
+
 def test_a_forked_child_writes_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +160,9 @@ def test_an_error_of_the_way_does_not_reach_who_logs(
 
     monkeypatch.setattr(logging, "raiseExceptions", True)
     RecordHandler(send).emit(made("hello"))
-    assert "OSError: gone" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "OSError: gone" in told
+    assert "Message: 'hello'" in told
 
 
 GOOD = {"extra": {}, "created": 1.5, "levelno": 20, "name": "n", "levelname": "INFO", "message": "m"}

@@ -169,3 +169,11 @@ def test_batches_that_nobody_traces_have_none(golden: ModuleType, monkeypatch: p
     make_traced_execution(service, traced.batch, traced.tracer)
     assert traced.batch.metadata.is_untraced is False
     assert made == [Execution, Execution, TracedExecution]
+
+
+def test_the_clocks_are_read_again_where_another_thread_ran_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gap, offset in ((20_000, 1_000_000 - 10_100), (20_001, 3_000_000 - 50_020)):
+        clock, wall = iter([100, 100 + gap, 50_000, 50_040]), iter([1_000_000, 3_000_000])
+        monkeypatch.setattr(tracing, "monotonic_ns", lambda clock=clock: next(clock))
+        monkeypatch.setattr(tracing, "time_ns", lambda wall=wall: next(wall))
+        assert tracing._clock_offset_ns() == offset

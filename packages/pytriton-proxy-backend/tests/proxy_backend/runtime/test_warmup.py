@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,11 @@ import pytest
 
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, OutputError, TensorSpec, Worker
+from pytriton.proxy_backend.errors import GoldenError
 from pytriton.proxy_backend.runtime.access import ACCESS_LOGGER, ACCESS_VARIABLE
+from pytriton.proxy_backend.runtime.results.golden import Golden
+from pytriton.proxy_backend.runtime.service import Service
+from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async
 from support.waiting import PATIENCE_S
 
 F4 = np.dtype("float32")
@@ -247,3 +251,42 @@ def test_without_warm_up_a_worker_is_warm_at_once(make: Make) -> None:
     worker.start()
     worker.wait_warm(PATIENCE_S)
     assert not worker.is_attached
+
+
+def undriven(_awaitable: Awaitable[Any]) -> Any:
+    raise AssertionError
+
+
+def two_outputs(**changes: Any) -> ModelSpec:
+    outputs = tuple(TensorSpec(name=name, dtype=F4, shape=(-1,)) for name in ("y", "z"))
+    return spec(outputs=outputs, strict=True, **changes)
+
+
+def test_a_request_is_answered_with_what_it_asks_for() -> None:
+    service = Service(plain, two_outputs())
+    x = {"x": np.zeros((1, 2), F4)}
+    # Without an input that is needed, nothing is expected.
+    warm_up(service, [[Request(x, requested_output_names=["y"])]], undriven)
+    warm_up(Service(lambda _: [{"y": np.zeros((1, 2), F4)}], two_outputs()), [[Request({})]], undriven)
+    with pytest.raises(OutputError, match="missing: z"):
+        warm_up(service, [[Request(x)]], undriven)
+
+
+@pytest.mark.parametrize("infer_func", [plain, coroutine, generator, async_generator])
+def test_all_that_is_answered_is_recorded(infer_func: Callable[..., Any]) -> None:
+    found: list[dict[str, Any]] = []
+    service = Service(infer_func, spec(decoupled=infer_func in (generator, async_generator)))
+    for known in (None, found):
+        service.golden = Golden(1e-3, known, found.append)
+        if infer_func in (coroutine, async_generator):
+            asyncio.run(warm_up_async(service, [requests(1), requests(2, 1)]))
+        else:
+            warm_up(service, [requests(1), requests(2, 1)], undriven)
+        steps = 2 if service.model.decoupled else 1
+        assert [each["shape"] for each in found] == [[1, 2]] * steps + [[2, 2], [1, 2]] * steps
+        assert {each["output"] for each in found} == {"y"}
+    service.golden = Golden(1e-3, found, found.append)
+    with pytest.raises(GoldenError, match="outputs in all warm-up requests, got 0"):
+        warm_up(service, [], undriven)
+    with pytest.raises(GoldenError, match="outputs in all warm-up requests, got 0"):
+        asyncio.run(warm_up_async(service, []))

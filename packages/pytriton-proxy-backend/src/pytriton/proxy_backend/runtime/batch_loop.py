@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pytriton.proxy.tracers import find_tracer, worker_tracer
@@ -45,12 +46,9 @@ class LazyLoop:
         task.add_done_callback(lambda _: loop.stop())
         # Not `run_until_complete`, which gives up where a callable stops the loop: that would end the worker for good.
         while not task.done():
-            try:
+            # asyncio ends the loop for what one of the callable's own tasks raised. Who awaits that task gets it.
+            with suppress(KeyboardInterrupt, SystemExit):
                 loop.run_forever()
-            except (KeyboardInterrupt, SystemExit):
-                # asyncio ends the loop for what one of the callable's own tasks raised. Who awaits that task gets it.
-                if task.done():
-                    raise
         return task.result()
 
     def close(self) -> None:

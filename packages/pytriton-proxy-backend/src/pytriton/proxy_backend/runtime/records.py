@@ -157,11 +157,11 @@ def _json(value: object) -> tuple[object, int]:
     """Return the part of a value that JSON can carry, and its length."""
     try:
         length = len(json.dumps(value, allow_nan=False))
-        if length <= _MAX_VALUE:
-            return value, length
     except (TypeError, ValueError, RecursionError):
         # The value becomes text, as in a JSON log.
-        length = 0
+        length = _MAX_VALUE + 1
+    if length <= _MAX_VALUE:
+        return value, length
     text = shown(value)
     return text, 12 * len(text)
 

@@ -105,7 +105,7 @@ class Spans:
         )
         # The spans of the callable by request, `None` for one that is not traced.
         self.of_requests: list[Span | None] = []
-        self.current = Context()  # the context that the callable runs in
+        self.current: Context  # the one that the callable runs in
         self._failed: set[int] = set()
         self._is_called = False
 
@@ -227,7 +227,7 @@ def _context_of(batch: Batch, index: int) -> Context | None:
     carrier = read_carrier(batch, index)
     if TRACEPARENT not in carrier:
         return None
-    context = _propagator.extract(carrier, context=Context())
+    context = _propagator.extract(carrier)
     found: SpanContext = get_current_span(context).get_span_context()
     return context if found.is_valid else None
 

@@ -113,7 +113,7 @@ def _compare(known: Mapping[str, Any], found: Mapping[str, Any], place: int, tol
     first = int(np.argmax(differ))
     shape = tuple(found["shape"])
     most = _MOST_TEXTS if found["dtype"] == "bytes" else _MOST_ELEMENTS
-    index = np.unravel_index(int(_places(int(np.prod(shape)), most)[first]), shape) if shape else ()
+    index = np.unravel_index(int(_places(int(np.prod(shape)), most)[first]), shape)
     raise GoldenError(
         f"{what}: expected {_shown(expected[first])} at {[int(each) for each in index]}, got {_shown(got[first])}; "
         f"{int(differ.sum())} of {len(differ)} compared elements differ"
@@ -129,7 +129,7 @@ def _values(recorded: Mapping[str, Any]) -> Array:
 
 
 def _keys(recorded: Mapping[str, Any]) -> Array:
-    return np.array([each[0] for each in recorded["data"]], object)
+    return np.array([each[0] for each in recorded["data"]])
 
 
 def _shown(value: Any) -> str:
