@@ -58,6 +58,13 @@ def add(a: float, b: float) -> float:
 """
 
 
+OWN_SERVER = """
+from pytriton.triton import Triton, TritonConfig
+triton = Triton(config=TritonConfig(http_address="127.0.0.2", http_port=0, grpc_port=0, metrics_port=0))
+triton.bind(shout)
+"""
+
+
 def endpoint(server: ServeCommand, key: str = "none") -> OpenAI:
     found = eventually(lambda: re.search(r"OpenAI +(http://\S+)", server.written))
     return OpenAI(base_url=found[1], api_key=key, max_retries=0, timeout=PATIENCE_S)
@@ -261,6 +268,29 @@ def test_the_endpoints_in_a_file_of_settings(tmp_path: Path) -> None:
     ):
         (tmp_path / "pytriton.toml").write_text(text)
         assert told in fails(tmp_path, *options)
+
+
+@pytest.mark.parametrize("said_by", ["file", "program", "environment", "option"])
+def test_the_endpoints_are_where_the_server_is(said_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server for this machine alone has no endpoint that others reach."""
+    (tmp_path / "app.py").write_text(APP + OWN_SERVER if said_by == "program" else APP)
+    target, ports = "app.py", ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    if said_by == "file":
+        (tmp_path / "pytriton.toml").write_text('[server]\nhttp_address = "127.0.0.2"\n')
+        ports += ["--config", "pytriton.toml"]
+    elif said_by == "program":
+        target, ports = "app.py:triton", []
+    elif said_by == "environment":
+        for name in ("HTTP", "GRPC", "METRICS"):
+            monkeypatch.setenv(f"PYTRITON_TRITON_CONFIG_{name}_ADDRESS", "127.0.0.2")
+    else:
+        ports += ["--address=[::1]"]
+    address = "[::1]" if said_by == "option" else "127.0.0.2"
+    with serve_command(tmp_path, target, "--openai=0", "--mcp=0", ports=ports) as server, endpoint(server) as client:
+        assert server.url.startswith(f"http://{address}:")
+        assert str(client.base_url).startswith(f"http://{address}:")
+        assert eventually(lambda: re.search(r"MCP +http://(\S+):", server.written))[1] == address
+        assert ask(client) == "HELLO"
 
 
 def test_further_names_and_fields_that_are_not_known(tmp_path: Path) -> None:

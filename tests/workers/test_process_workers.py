@@ -226,6 +226,23 @@ def test_a_process_that_ends_too_often_is_given_up_with_the_reason(
     assert infer(triton.http_url, "fragile", 3.0) == [15.0]
 
 
+def test_an_interpreter_that_is_gone_is_named_and_may_come_back(
+    triton: Triton, bind: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python, aside = tmp_path / "python", tmp_path / "aside"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    folder = str(Path(process_models.__file__).parent.parent)
+    bind("other", ProcessWorker(process_models.make, python=str(python), working_dir=folder, max_crashes=100))
+    (pid,) = worker_processes()
+    python.rename(aside)
+    os.kill(pid, signal.SIGKILL)
+    told = f"worker process 0 of model 'other' cannot be started: {python}: No such file or directory"
+    eventually(lambda: told in caplog.text)
+    aside.rename(python)
+    assert eventually(lambda: infer(triton.http_url, "other", 3.0) == [6.0])
+
+
 def test_a_factory_that_fails_later_is_tried_again(triton: Triton, bind: Callable[..., None], tmp_path: Path) -> None:
     marker = tmp_path / "broken"
     bind("later", ProcessWorker(process_models.make, kwargs={"marker": str(marker)}, max_crashes=100))
@@ -254,7 +271,7 @@ def test_a_process_that_takes_longer_than_a_batch_may_take_is_replaced(
     ("factory", "options", "reason"),
     [
         ("support.process_models:fail", {}, "its factory failed: RuntimeError: there are no weights"),
-        ("support.process_models:fall", {}, "ended with exit code 7. Its last 1 lines:\n  the last words"),
+        ("support.process_models:fall", {}, "ended with exit code 7. Its last 1 line:\n  the last words"),
         ("support.process_models:make_nothing", {}, "returned 7: expected an inference callable"),
         ("support.process_models:missing", {}, "has no 'missing'"),
         ("support.missing:make", {}, "there is no module 'support.missing'"),

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
 import pytest
 
+from pytriton.catalog.listing import read_sleep
 from pytriton.client.utils import TritonUrl, create_client_from_url
+from pytriton.console.watcher import MetricsSource
 from pytriton.server.control.connect import connect
 from pytriton.triton import Triton
 from support.clients import ask_all, serving_all
@@ -47,7 +50,9 @@ def url(triton: Triton) -> str:
     return str(triton.http_url or triton.grpc_url)
 
 
-def test_no_client_takes_one(url: str) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::ffff:127.0.0.1]"])
+def test_no_client_takes_one(url: str, host: str) -> None:
+    url = url.replace("127.0.0.1", host)
     ask_all(url)
     with create_client_from_url(url) as lent:
         assert lent.is_model_ready("same")
@@ -87,6 +92,31 @@ def test_the_command_line_takes_one_to_other_hosts(elsewhere: str) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pages_of_metrics_take_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = 'pytriton_worker_asleep{model="small",version="1",worker="0"} 1\n'
+    asked: list[str] = []
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(Metrics) as proxy:
+        for name in VARIABLES:
+            monkeypatch.setenv(name, f"http://{proxy}")
+        assert read_sleep(TritonUrl("http", "triton.test", 8002))[0] == {("small", 1)}
+        assert MetricsSource("http://triton.test/metrics").read() == page
+        assert read_sleep(TritonUrl("http", "127.1", int(proxy.partition(":")[2])))[0] == {("small", 1)}
+    assert asked == ["http://triton.test:8002/metrics", "http://triton.test:80/metrics", "/metrics"]
 
 
 def test_calls_that_manage_a_server_take_one(elsewhere: str, triton: Triton) -> None:

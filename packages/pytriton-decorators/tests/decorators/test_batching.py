@@ -177,6 +177,7 @@ class TestBatchErrors:
         with pytest.raises(PyTritonValidationError, match=r"'odd' has no batch axis: expected a numpy array") as caught:
             batch(lambda a, b: {"fine": a, "odd": output})(make_requests(1, 1))
         assert caught.value.tensor == "odd"
+        assert ("numpy.asarray makes an array" in str(caught.value)) is not isinstance(output, (np.ndarray, np.generic))
 
     def test_ragged_rows_are_told_with_their_request(self, make_requests: Callable[..., Any]) -> None:
         ragged = [np.zeros(3), np.zeros(3), np.zeros(5)]

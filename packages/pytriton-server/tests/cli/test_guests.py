@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytriton.guests import find_guests
+from pytriton.guests.endpoints import EndpointError, bind_endpoint
 from support.serving import short_home
 from support.waiting import PATIENCE_S
 
@@ -131,3 +132,17 @@ def test_one_that_lacks_something_else_is_an_error(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
         find_guests()
+
+
+@pytest.mark.parametrize(
+    ("address", "bound"),
+    [("[::1]", "::1"), ("::1", "::1"), ("127.0.0.2", "127.0.0.2"), ("localhost", "127.0.0.1"), ("0.0.0.0", "0.0.0.0")],
+)
+def test_an_endpoint_takes_addresses_as_the_server_does(address: str, bound: str) -> None:
+    with bind_endpoint(address, 0, name="the endpoint", option="--endpoint") as listener:
+        assert listener.getsockname()[0] == bound
+
+
+def test_what_is_no_address_is_told() -> None:
+    with pytest.raises(EndpointError, match=r"the endpoint cannot listen at nowhere\.invalid: .* such as 127\.0\.0\.1"):
+        bind_endpoint("nowhere.invalid", 0, name="the endpoint", option="--endpoint")

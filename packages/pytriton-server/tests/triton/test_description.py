@@ -45,12 +45,21 @@ def test_models_are_described(tmp_path: Path) -> None:
         "far(x: FP32[-1]) -> x: FP32[-1]; version 2, 3 processes",
         f"mine; of {tmp_path / 'mine'}",
     ]
-    assert found == TritonDescription(found.models, is_running=False, start_s=0.0, folders={"mine": tmp_path / "mine"})
+    assert found == TritonDescription(
+        found.models, is_running=False, start_s=0.0, folders={"mine": tmp_path / "mine"}, address="0.0.0.0"
+    )
 
 
 def test_ports_are_those_of_the_settings_before_the_start() -> None:
     triton = Triton(config=TritonConfig(http_port=0, grpc_port=4711, allow_metrics=False))
     assert triton.describe().ports == (4711,)
+
+
+@pytest.mark.parametrize("named", ["::1", "[::1]", "ipv6:::1"])
+def test_the_address_is_that_of_the_settings_or_of_the_environment(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Triton(config=TritonConfig(http_address=named)).describe().address == "::1"
+    monkeypatch.setenv("PYTRITON_TRITON_CONFIG_GRPC_ADDRESS", named)
+    assert Triton(config=TritonConfig(allow_http=False)).describe().address == "::1"
 
 
 def test_settings_are_checked_without_a_start() -> None:

@@ -41,6 +41,23 @@ def test_accepted(url: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        *((it, True) for it in ("localhost", "LOCALHOST", "localhost.", "127.0.0.1", "127.8.9.1", "127.1", "0x7f.1")),
+        *((it, True) for it in ("[::1]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "0.0.0.0", "0", "[::]")),
+        *(
+            (it, False)
+            for it in ("10.0.0.1", "[fd00::2]", "[::ffff:10.0.0.1]", "[fe80::1%25lo]", "1.127", "localhost.x")
+        ),
+        *((it, False) for it in ("my-localhost", "127.0.0.1.test", "triton")),
+    ],
+)
+def test_hosts_that_are_this_one(host: str, is_loopback: bool) -> None:
+    for scheme in ("http", "grpc"):
+        assert TritonUrl.from_url(f"{scheme}://{host}:8000").is_loopback is is_loopback
+
+
+@pytest.mark.parametrize(
     "url",
     [
         *("", "http://", "ftp://host", "host:port", "host:", "host:0", "host:65536", "host:-1", "::1", "[::1", "a b"),

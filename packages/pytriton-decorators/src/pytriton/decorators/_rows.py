@@ -47,9 +47,10 @@ def check_rows(
         for name, array in outputs.items():
             if not getattr(array, "shape", None):
                 _check_not_ragged(name, array, decorator_name, sizes)
+                advice = "" if isinstance(array, (np.ndarray, np.generic)) else " numpy.asarray makes an array."
                 raise PyTritonValidationError(
                     f"Output {name!r} has no batch axis: expected a numpy array of shape ({rows}, ...), one row for "
-                    f"each row of the batch; received {describe_value(array)}.",
+                    f"each row of the batch; received {describe_value(array)}.{advice}",
                     tensor=name,
                     expected=rows,
                     received=getattr(array, "shape", type(array)),

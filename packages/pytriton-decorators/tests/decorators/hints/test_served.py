@@ -388,6 +388,8 @@ def test_a_wrapper_is_served_with_the_hints_of_what_it_wraps() -> None:
         (float, True, "expected a number; the function returned bool True"),
         (float, [1.0], "expected a number; the function returned list"),
         (int, 1.5, "expected an int; the function returned float 1.5"),
+        (float, 10**400, "expected a number of at most 1.8e+308; the function returned int 1000"),
+        (list[float], [1, -(10**400)], "the function returned element 1, int -1000"),
         (int, 1 << 63, "expected a number from -9223372036854775808 to"),
         (np.uint8, 256, "its hint is np.uint8, so expected a number from 0 to 255"),
         (bool, 1, "expected a bool; the function returned int 1"),

@@ -74,6 +74,15 @@ def test_what_a_module_raises_comes_as_it_is(tmp_path: Path) -> None:
         load_target(f"{file}:f")
 
 
+def test_a_package_of_ours_that_the_interpreter_lacks_is_told_with_what_to_do(tmp_path: Path) -> None:
+    """As the server, which a script imports whose factory runs in another environment."""
+    file = tmp_path / "server.py"
+    file.write_text("from pytriton.not_there import Triton\ndef make(): pass\n")
+    with pytest.raises(TargetError, match=r"imports pytriton\.not_there, which this interpreter .* has not") as caught:
+        load_target(f"{file}:make")
+    assert "__main__" in str(caught.value)
+
+
 @pytest.mark.parametrize("function", [lambda: None, Outer().method, partial(json.dumps), json.JSONDecoder().decode])
 def test_functions_that_another_process_cannot_find(function: Any) -> None:
     with pytest.raises(TargetError):

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from pytriton.catalog.tensors import describe_signature
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError
-from pytriton.client.management import parse_model_config
+from pytriton.client.management import TritonUrl, find_route, parse_model_config
 from pytriton.proxy_backend.process.budget import size_text
-from pytriton.server.control.http import Control, ControlError, VersionState, fetch
+from pytriton.server.control.http import Control, ControlError, VersionState, fetch_page
 
 _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
 _USE = ("WORKERS", "MEMORY", "USED", "WOKEN")
@@ -261,26 +261,15 @@ def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None
         return None, error
 
 
-def read_sleep(host: str, port: int) -> tuple[frozenset[tuple[str, int]], dict[str, ModelUse]]:
+def read_sleep(url: TritonUrl) -> tuple[frozenset[tuple[str, int]], dict[str, ModelUse]]:
     """Return from a page of metrics which models sleep, by name and version, and how each of them is used by name.
 
     Returns nothing if the page cannot be read.
     """
-    connection = http.client.HTTPConnection(host, port, timeout=_METRICS_TIMEOUT_S)
     try:
-        status, page = fetch(
-            connection,
-            "GET",
-            "/metrics",
-            None,
-            {"Connection": "close"},
-            timeout_s=_METRICS_TIMEOUT_S,
-            max_bytes=_METRICS_BYTES,
-        )
-    except (OSError, http.client.HTTPException):
+        status, page = fetch_page(find_route(url), "/metrics", timeout_s=_METRICS_TIMEOUT_S, max_bytes=_METRICS_BYTES)
+    except (OSError, http.client.HTTPException, PyTritonClientError):
         return frozenset(), {}
-    finally:
-        connection.close()
     text = page.decode(errors="replace") if status == http.HTTPStatus.OK else ""
     found = _WORKER_ASLEEP.findall(text)
     awake = {(name, int(version)) for name, version, value in found if float(value) == 0}

@@ -36,10 +36,11 @@ Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files in
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Name each published vulnerability of the tritonserver.")
 ]
-Address = Annotated[str, typer.Option(help="Where HTTP, gRPC and metrics listen.")]
-HttpPort = Annotated[int, typer.Option(help="Port of HTTP; 0 takes a free one.")]
-GrpcPort = Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one.")]
-MetricsPort = Annotated[int, typer.Option(help="Port of the metrics; 0 takes a free one.")]
+# None where nothing is typed, so that the environment counts, see `TritonConfig`.
+Address = Annotated[str | None, typer.Option(help="Where HTTP, gRPC and metrics listen; 0.0.0.0 by default.")]
+HttpPort = Annotated[int | None, typer.Option(help="Port of HTTP, 8000 by default; 0 takes a free one.")]
+GrpcPort = Annotated[int | None, typer.Option(help="Port of gRPC, 8001 by default; 0 takes a free one.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Port of the metrics, 8002 by default; 0 takes a free one.")]
 AccessToken = Annotated[
     str | None,
     typer.Option(
@@ -215,10 +216,10 @@ def serve(
     check: Annotated[
         bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
     ] = False,
-    address: Address = "0.0.0.0",
-    http_port: HttpPort = 8000,
-    grpc_port: GrpcPort = 8001,
-    metrics_port: MetricsPort = 8002,
+    address: Address = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
     cors_origins: CorsOrigins = None,
@@ -329,10 +330,10 @@ def serve_repository(
         bool,
         typer.Option("--exit-on-error/--no-exit-on-error", help="End where a model cannot be loaded at the start."),
     ] = True,
-    address: Address = "0.0.0.0",
-    http_port: HttpPort = 8000,
-    grpc_port: GrpcPort = 8001,
-    metrics_port: MetricsPort = 8002,
+    address: Address = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
     cors_origins: CorsOrigins = None,

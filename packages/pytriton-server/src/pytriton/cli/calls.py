@@ -76,7 +76,7 @@ def models(
         if openapi:
             typer.echo(json.dumps(describe_openapi(found, parsed.with_scheme), indent=2))
         else:
-            asleep, uses = read_sleep(parsed.hostname, metrics_port or _find_metrics_port(parsed))
+            asleep, uses = read_sleep(_metrics_url(parsed, metrics_port))
             found = [replace(with_sleep(each, asleep), use=uses.get(each.name)) for each in found]
             typer.echo(models_as_json(found) if as_json else models_as_text(found))
 
@@ -260,11 +260,14 @@ def _connect(url: str, access_token: str | None, ca_file: Path | None) -> "Contr
     return connect(parsed, access_token, check_tls(_tls(ca_file), parsed))
 
 
-def _find_metrics_port(url: "TritonUrl") -> int:
+def _metrics_url(url: "TritonUrl", port: int | None) -> "TritonUrl":
+    """Return where a server has its metrics, as far as that is known."""
+    from pytriton.client.management import TritonUrl
     from pytriton.server.control.local_token import find_token
 
     found = find_token(url)
-    return (found.metrics_port if found else None) or _TRITONS_METRICS_PORT
+    port = port or (found.metrics_port if found else None) or _TRITONS_METRICS_PORT
+    return TritonUrl("http", url.hostname, port, trust_env=found is None)
 
 
 def _tls(ca_file: Path | None) -> "TlsSettings | None":

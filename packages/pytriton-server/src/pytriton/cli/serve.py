@@ -107,7 +107,8 @@ def serve(target: str, options: Mapping[str, Any], *, guests: Sequence[type[Gues
                 return
             # Guests check models and settings before anything is started.
             list(lines)
-            beside = [guest.beside(triton, opened, address=settings.address) for guest in present]
+            address = triton.describe().address
+            beside = [guest.beside(triton, opened, address=address) for guest in present]
             if reloader is None:
                 beside.append(collecting_what_is_new())
             else:

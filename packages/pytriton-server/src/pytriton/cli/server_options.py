@@ -27,10 +27,11 @@ logger = logging.getLogger(__name__)
 class ServerOptions:
     """The options of every command that serves."""
 
-    address: str  # where HTTP, gRPC and metrics listen
-    http_port: int  # port of HTTP
-    grpc_port: int  # port of gRPC
-    metrics_port: int  # port of the metrics
+    # Those that are None come from the environment, or are the defaults of `TritonConfig`.
+    address: str | None  # where HTTP, gRPC and metrics listen
+    http_port: int | None  # port of HTTP
+    grpc_port: int | None  # port of gRPC
+    metrics_port: int | None  # port of the metrics
     access_token: str | None  # the token that protected endpoints ask for; None is one that nobody knows
     unprotected: bool  # whether no endpoint is protected
     log_level: str | None  # the least level of the log; None is INFO for pytriton and WARNING for all else

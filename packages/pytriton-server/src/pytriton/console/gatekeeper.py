@@ -200,7 +200,7 @@ def is_loopback(address: str) -> bool:
     if address == "localhost":
         return True
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return ipaddress.ip_address(address.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
 

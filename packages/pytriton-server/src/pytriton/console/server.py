@@ -17,7 +17,7 @@ from pytriton.console.pages import Console, make_app
 from pytriton.console.trials import Caller
 from pytriton.console.watcher import LogFile, MetricsSource, Watcher
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.guests.endpoints import make_config
+from pytriton.guests.endpoints import find_address, make_config
 from pytriton.server.control.connect import connect
 
 _METRICS_PORT = 8002
@@ -59,7 +59,8 @@ def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
     with contextlib.closing(_listen(options.address, options.port)) as listener:
         port = listener.getsockname()[1]
         keeper = Gatekeeper(make_app(console), options.allowed_hosts, password, cookie=f"pytriton_console_{port}")
-        shown = f"[{options.address}]" if ":" in options.address else options.address
+        address = options.address.removeprefix("[").removesuffix("]")
+        shown = f"[{address}]" if ":" in address else address
         tell(f"http://{shown}:{port}")
         server = uvicorn.Server(make_config(keeper, _END_S))
 
@@ -101,5 +102,5 @@ def _metrics_url(options: ConsoleOptions, url: TritonUrl) -> str:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family)
+    family, target = find_address(address, port)
+    return socket.create_server(target, family=family)

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from pytriton.catalog.listing import Counts, ListedModel, Tables, find_spec, find_versions, read_tables, with_sleep
 from pytriton.client import ModelSpec
 from pytriton.client.exceptions import PyTritonClientError
+from pytriton.client.management import TritonUrl, find_route
 from pytriton.console.samples import Point, Sample, WorkerCounts, read_metrics, read_statistics, since, total
-from pytriton.server.control.http import Control, ControlError, VersionState, fetch
+from pytriton.server.control.http import Control, ControlError, VersionState, fetch_page
 
 INTERVAL_S = 2.0
 """Seconds between two questions to the server while somebody has a page open."""
@@ -92,22 +93,15 @@ class MetricsSource:
     def read(self) -> str:
         """Return the page."""
         parts = urlsplit(self.url)
-        host = parts.hostname or ""
-        connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=_METRICS_TIMEOUT_S, context=self.tls)
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(host, parts.port, timeout=_METRICS_TIMEOUT_S)
+        is_encrypted = parts.scheme == "https"
+        port = parts.port or (http.client.HTTPS_PORT if is_encrypted else http.client.HTTP_PORT)
+        status, page = fetch_page(
+            find_route(TritonUrl(parts.scheme, parts.hostname or "", port)),
+            parts.path or "/metrics",
+            self.tls if is_encrypted else None,
+            timeout_s=_METRICS_TIMEOUT_S,
+            max_bytes=_METRICS_BYTES,
         )
-        with contextlib.closing(connection):
-            status, page = fetch(
-                connection,
-                "GET",
-                parts.path or "/metrics",
-                None,
-                {"Connection": "close"},
-                timeout_s=_METRICS_TIMEOUT_S,
-                max_bytes=_METRICS_BYTES,
-            )
         if status != http.HTTPStatus.OK:
             raise OSError(f"the page answers with status {status}")
         return page.decode()
@@ -251,7 +245,7 @@ class Watcher:
     def _read_metrics(self, now: float) -> tuple[Sample | None, str]:
         try:
             return read_metrics(self.metrics.read(), now), ""
-        except (OSError, http.client.HTTPException, *_UNREADABLE) as error:
+        except (OSError, http.client.HTTPException, PyTritonClientError, *_UNREADABLE) as error:
             return None, str(error) or type(error).__name__
 
     def _models(self, tables: Tables, more: Iterable[str]) -> list[ListedModel]:

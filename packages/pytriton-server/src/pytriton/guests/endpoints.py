@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pytriton.triton import Triton
 
 __all__ = [
-    "EndpointError", "bind_endpoint", "check_port", "given_key", "is_of_another_site", "is_right_key", "make_config",
-    "read_key", "run_application", "run_endpoint_beside",
+    "EndpointError", "bind_endpoint", "check_port", "find_address", "given_key", "is_of_another_site", "is_right_key",
+    "make_config", "read_key", "run_application", "run_endpoint_beside",
 ]  # fmt: skip
 
 # How many connections wait at a port until the application has started, and later until it takes them.
@@ -50,6 +50,15 @@ def check_port(triton: "Triton", port: int, *, name: str, option: str) -> None:
         )
 
 
+def find_address(address: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Return family and socket address of an address or a name of this machine; one of IPv6 may be in brackets."""
+    host = address.removeprefix("[").removesuffix("]")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # IPv4 first, because callers without IPv6 reach it, too.
+    family, _, _, _, target = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, target
+
+
 def bind_endpoint(address: str, port: int, *, name: str, option: str, descriptor: int | None = None) -> socket.socket:
     """Return a socket that is bound, and does not listen yet; that of `descriptor`, if there is one.
 
@@ -58,10 +67,17 @@ def bind_endpoint(address: str, port: int, *, name: str, option: str, descriptor
     """
     if descriptor is not None:
         return socket.socket(fileno=descriptor)
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        family, target = find_address(address, port)
+    except OSError as error:
+        raise EndpointError(
+            f"{name} cannot listen at {address}: {error.strerror}. Give an address or a name of this machine, such as "
+            "127.0.0.1 or ::1."
+        ) from None
+    listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
+        listener.bind(target)
     except OSError as error:
         listener.close()
         raise EndpointError(

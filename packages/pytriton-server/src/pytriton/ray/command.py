@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _NEW_CLUSTER = "local"
 # All other options concern a single server.
 _MEANT = frozenset(("ray", "replicas", "address", "http_port", "grpc_port", "check"))
+# Where the proxies of Ray listen unless the options of that name say so.
+_LISTENING: dict[str, Any] = {"address": "0.0.0.0", "http_port": 8000, "grpc_port": 8001}
 
 
 @dataclass
@@ -64,13 +66,14 @@ class RayGuest(Guest):
         from pytriton.ray import application, serve_forever
 
         _send_along(target, models)
+        where = {name: default if options[name] is None else options[name] for name, default in _LISTENING.items()}
         try:
             serve_forever(
                 partial(application, models, num_replicas=self.replicas),
                 address=None if self.ray == _NEW_CLUSTER else self.ray,
-                host=options["address"],
-                http_port=options["http_port"],
-                grpc_port=options["grpc_port"],
+                host=where["address"],
+                http_port=where["http_port"],
+                grpc_port=where["grpc_port"],
             )
         except ConnectionError as error:
             problem = str(error).rstrip(". ")

@@ -116,6 +116,8 @@ class TritonDescription:
     """How much they take; None without a budget."""
     ports: tuple[int, ...] = ()
     """Its ports; while it does not run, those of its settings."""
+    address: str = ""
+    """Where it listens, such as 0.0.0.0; empty for a server of somebody else."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages browsers let read its answers."""
 

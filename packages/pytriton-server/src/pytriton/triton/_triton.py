@@ -33,7 +33,13 @@ from pytriton.server.settings.memory import without_processes
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
-from pytriton.server.tritonserver.ports import ReservedPorts, check_ports, client_urls, fixed_addresses
+from pytriton.server.tritonserver.ports import (
+    ReservedPorts,
+    check_ports,
+    client_urls,
+    fixed_addresses,
+    listening_address,
+)
 from pytriton.server.tritonserver.process import ExitReport, mark_complete
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import present
@@ -187,7 +193,9 @@ class Triton(TritonBase):
             ports = [each.port for each in (getattr(found, name) for name in names) if each is not None]
         urls = {name: url for name in names if (url := getattr(self, f"{name}_url")) is not None}
         found_at = dataclasses.replace(super().describe(), folders=dict(self._folders), urls=urls, ports=tuple(ports))
-        return dataclasses.replace(found_at, cors_origins=tuple(self._config.cors_origins or ()))
+        return dataclasses.replace(
+            found_at, address=listening_address(self._config), cors_origins=tuple(self._config.cors_origins or ())
+        )
 
     def bind_model(self, path: "str | os.PathLike[str]") -> None:
         """Serve a model of a folder of yours, such as one with a `model.py` for Triton's Python backend, as it is.

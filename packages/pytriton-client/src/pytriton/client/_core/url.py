@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import quote, urlsplit
@@ -92,11 +93,19 @@ class TritonUrl:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is an address of this host for sure."""
+        """Whether it is an address of this host for sure: a loopback one, or one that stands for all of its own."""
+        name = self.hostname.lower().removesuffix(".")
         try:
-            return ipaddress.ip_address(self.hostname).is_loopback
+            address = ipaddress.ip_address(name)
         except ValueError:
-            return self.hostname.lower() == "localhost"
+            try:
+                # Resolvers take short forms, too, such as 127.1.
+                address = ipaddress.ip_address(socket.inet_aton(name))
+            except (OSError, ValueError):
+                return name == "localhost"
+        # Before Python 3.13 an IPv4 address in the form of IPv6 counts as no loopback address.
+        address = getattr(address, "ipv4_mapped", None) or address
+        return address.is_loopback or address.is_unspecified
 
     @property
     def without_scheme(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -224,7 +225,9 @@ class Value:
             return None if limits.min <= element <= limits.max else f"a number from {limits.min} to {limits.max}"
         # numpy gives bfloat16 the kind "V".
         if isinstance(element, (int, float, np.number)) and dtype.kind in "fV" and not isinstance(element, complex):
-            return None
+            # Python's integers have no limit.
+            is_float = not isinstance(element, int) or abs(element) <= sys.float_info.max
+            return None if is_float else f"a number of at most {sys.float_info.max:.2g}"
         return _KINDS.get(dtype.kind, "a number")
 
     def _rejected(self, name: str, model: str, received: str, expected: str) -> PyTritonValidationError:

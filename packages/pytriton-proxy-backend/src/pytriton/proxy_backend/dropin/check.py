@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import ipaddress
 import json
 import os
 import platform
@@ -304,6 +305,14 @@ def _check_server(folder: Path, manifest: Manifest, server: Path | None) -> Iter
         yield Finding(Level.PROBLEM, f"the library does not load into the server of {server}: {reason}")
 
 
+def _is_of_this_host(hostname: str) -> bool:
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        return hostname == "localhost"
+    return address.is_loopback or address.is_unspecified
+
+
 def _check_running(manifest: Manifest, version: int, url: str) -> Iterator[Finding]:
     base = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
     if not base.startswith(("http://", "https://")):
@@ -312,7 +321,7 @@ def _check_running(manifest: Manifest, version: int, url: str) -> Iterator[Findi
         )
         return
     # A proxy of the environment is for other hosts.
-    is_local = urllib.parse.urlsplit(base).hostname in ("localhost", "127.0.0.1", "::1")
+    is_local = _is_of_this_host(urllib.parse.urlsplit(base).hostname or "")
     opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
     try:
         with opener.open(f"{base}/v2", timeout=_HTTP_TIMEOUT_S) as answer:

@@ -315,7 +315,7 @@ class WorkerProcess:
             reason = self._look_after(child)
         except Exception as error:
             if child is None and isinstance(error, OSError):
-                reason = f"cannot be started: {explain(error)}".rstrip(".")
+                reason = f"cannot be started: {': '.join(filter(None, [error.filename, explain(error)]))}".rstrip(".")
             else:
                 # The process is killed below, because an unwatched one must not stay; another one replaces it.
                 reason = f"could not be looked after: {type(error).__name__}: {error}"
@@ -448,8 +448,8 @@ class WorkerProcess:
             text = f"is given up after {count} ends within {self._limits.crash_window_s:g} s; the last time {ended}"
             return self._refusal(text, child, quoted=failure is None)
         delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LAST_DELAY_S)
-        pid = None if child is None else child.pid
-        _tell_restart(f"{self._label} (pid {pid}) {ended}", delay_s, count, self._limits)
+        pid = "" if child is None else f" (pid {child.pid})"
+        _tell_restart(f"{self._label}{pid} {ended}", delay_s, count, self._limits)
         with self._changed:
             self._changed.wait_for(lambda: self._stop_deadline is not None, delay_s)
         return None

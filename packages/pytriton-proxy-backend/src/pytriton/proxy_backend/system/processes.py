@@ -83,7 +83,8 @@ def quote_lines(lines: Sequence[str], what: str = "lines") -> str:
     if not lines:
         return " It wrote nothing to its output."
     last = lines[-_QUOTED_LINES:]
-    return f" Its last {len(last)} {what}:\n" + "\n".join(f"  {line}" for line in last)
+    shown = what if len(last) > 1 else what.removesuffix("s")
+    return f" Its last {len(last)} {shown}:\n" + "\n".join(f"  {line}" for line in last)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -52,6 +52,16 @@ def load_module(module_name: str, target: str) -> ModuleType:
     _loading.depth = getattr(_loading, "depth", 0) + 1
     try:
         return _load_module(module_name, target)
+    except ModuleNotFoundError as error:
+        # A script that serves imports the server, which the interpreter of a worker need not have.
+        if not (error.name or "").startswith("pytriton."):
+            raise
+        raise TargetError(
+            f"{target!r}: {module_name} imports {error.name}, which this interpreter ({sys.executable}) has not. "
+            'Import it where it is needed, such as under `if __name__ == "__main__":`, or put the callable into a '
+            "module of its own, or install the package here",
+            target=target,
+        ) from error
     finally:
         _loading.depth -= 1
 

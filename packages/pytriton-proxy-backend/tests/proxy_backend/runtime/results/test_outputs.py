@@ -34,6 +34,8 @@ def checker(*, strict: bool = False, batching: bool = True, decoupled: bool = Fa
 Y = np.array([[1, 2]], F4)
 LABEL = np.array([[b"a"]], object)
 RAGGED = np.array([np.zeros(3, F4), np.zeros(5, F4)], object)
+LISTS = np.array([[1.0, 2.0], [1.0, 2.0, 3.0]], object)
+ALIKE = np.frompyfunc(lambda _: np.zeros(2, F4), 1, 1)(np.zeros(2))
 BOTH = [True, False]
 
 
@@ -124,6 +126,8 @@ def failure(result: object, *, strict: bool, batching: bool = True) -> OutputErr
         ({"y": np.float32(1), "label": LABEL}, BOTH, "y", "shape (batch, 2)", "shape ()"),
         ({"y": np.array([["no"]]), "label": LABEL}, [False], "y", "float32", "<U2"),
         ({"y": RAGGED, "label": LABEL}, [False], "y", "one array of dtype float32", "shapes (3,), (5,)"),
+        ({"y": LISTS, "label": LABEL}, [False], "y", "one array of dtype float32", "lists of the shapes (2,), (3,)"),
+        ({"y": ALIKE, "label": LABEL}, [False], "y", "one array of dtype float32", "arrays of the shape (2,)"),
         ({"y": np.array([[1j]]), "label": LABEL}, BOTH, "y", "float32", "complex128"),
         ({"y": Y.astype("f8"), "label": LABEL}, [True], "y", "float32", "float64"),
         ({"y": Y}, [True], None, "y, label", "y"),

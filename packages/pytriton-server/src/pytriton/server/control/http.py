@@ -265,19 +265,36 @@ class HttpControl:
         self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[int, bytes]:
         endpoint, route, headers = self._endpoint, self._route, self._headers
-        host, port = (endpoint.host, endpoint.port) if route is None else (route.hostname, route.port)
-        connection = (
-            http.client.HTTPConnection(host, port, timeout=timeout_s)
-            if self._tls is None
-            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
-        )
-        if route is not None:
-            path, headers = route.prefix + path, {**headers, **route.headers}
-            if route.tunnel:
-                connection.set_tunnel(endpoint.host, endpoint.port, dict(route.tunnel_headers))
         data = None if body is None else json.dumps(body).encode()
+        if route is None:
+            connection = _connection(endpoint.host, endpoint.port, self._tls, timeout_s)
+        else:
+            connection = _connection_by(route, self._tls, timeout_s)
+            path, headers = route.prefix + path, {**headers, **route.headers}
         with contextlib.closing(connection):
             return fetch(connection, method, path, data, headers, timeout_s=timeout_s)
+
+
+def _connection(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
+    if tls is None:
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls)
+
+
+def _connection_by(route: "Route", tls: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
+    connection = _connection(route.hostname, route.port, tls, timeout_s)
+    if route.tunnel:
+        connection.set_tunnel(route.url.hostname, route.url.port, dict(route.tunnel_headers))
+    return connection
+
+
+def fetch_page(
+    route: "Route", path: str, tls: ssl.SSLContext | None = None, *, timeout_s: float, max_bytes: int
+) -> tuple[int, bytes]:
+    """Return status and body of a page, such as the metrics of a server, by the way that leads there."""
+    headers = {"Connection": "close", **route.headers}
+    with contextlib.closing(_connection_by(route, tls, timeout_s)) as connection:
+        return fetch(connection, "GET", route.prefix + path, None, headers, timeout_s=timeout_s, max_bytes=max_bytes)
 
 
 def fetch(

@@ -225,6 +225,11 @@ def fixed_addresses(config: TritonConfig) -> list[tuple[str, int]]:
     return [(_resolved(setting, named), port) for setting, named, port in _wanted(config) if port]
 
 
+def listening_address(config: TritonConfig) -> str:
+    """Return the address or name where a server listens: that of HTTP, or of gRPC where HTTP is switched off."""
+    return next((_plain(named) for _, named, _ in _wanted(config)), _ANY_ADDRESS)
+
+
 def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endpoint | None:
     """Return the setting of the endpoint that tritonserver could not bind, by the last lines of its log."""
     for line in reversed(lines):
@@ -310,11 +315,13 @@ def _vertex_ai_port() -> int:
     return int(text)
 
 
-def _resolved(setting: str, named: str) -> str:
-    """Return the numeric form of an address.
+def _plain(named: str) -> str:
+    """Return an address without what tritonserver's own forms for IPv6 put around it, `ipv6:::1` and `[::1]`."""
+    return named.removeprefix("ipv6:").removeprefix("ipv4:").removeprefix("[").removesuffix("]")
 
-    tritonserver's own forms for IPv6, `ipv6:::1` and `[::1]`, are accepted.
-    """
+
+def _resolved(setting: str, named: str) -> str:
+    """Return the numeric form of an address."""
     field = _address_field(setting)
     if named.startswith("unix:"):
         raise PyTritonValidationError(
@@ -323,7 +330,7 @@ def _resolved(setting: str, named: str) -> str:
             expected="a network address",
             received=named,
         )
-    host = named.removeprefix("ipv6:").removeprefix("ipv4:").removeprefix("[").removesuffix("]")
+    host = _plain(named)
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:

@@ -322,16 +322,24 @@ class OutputChecker:
         )
 
     def _check_not_ragged(self, array: Array, spec: TensorSpec, index: int) -> None:
-        """Raise an error if numpy made an array of objects from rows of different shapes."""
-        shapes = [str(row.shape) for row in array.ravel() if isinstance(row, np.ndarray)]
-        if shapes:
-            raise self._error(
-                "it is an array of arrays; pad them to one shape, such as by numpy.pad, and stack them",
-                spec.name,
-                index,
-                f"one array of dtype {spec.dtype}",
-                f"arrays of the shapes {_listed(dict.fromkeys(shapes))}",
-            )
+        """Raise an error if it is an array of arrays or lists, as columns of lists become."""
+        rows = [row for row in array.ravel() if isinstance(row, (np.ndarray, list, tuple))]
+        if not rows:
+            return
+        shapes = {str(row.shape) if isinstance(row, np.ndarray) else f"({len(row)},)": None for row in rows}
+        kind = "arrays" if isinstance(rows[0], np.ndarray) else f"{type(rows[0]).__name__}s"
+        advice = (
+            "pad them to one shape, such as by numpy.pad, and stack them"
+            if len(shapes) > 1
+            else ("numpy.stack makes one array of them")
+        )
+        raise self._error(
+            f"it is an array of {kind}; {advice}",
+            spec.name,
+            index,
+            f"one array of dtype {spec.dtype}",
+            f"{kind} of the shape{'s' * (len(shapes) > 1)} {_listed(shapes)}",
+        )
 
     def _check_strings(self, value: Array, name: str, index: int) -> None:
         flat = value.ravel()
