@@ -160,6 +160,7 @@ class Expected:
     outcomes: list[str]
     failed: dict[str, int]
     fails: bool = False
+    taken: int = 0
 
 
 def expect(script: Script, *, decoupled: bool) -> Expected:
@@ -177,6 +178,7 @@ def expect(script: Script, *, decoupled: bool) -> Expected:
     for step, kinds in enumerate(script.steps):
         if not any(is_open):
             break
+        found.taken += 1
         for index, kind in enumerate(kinds):
             if not is_open[index]:
                 continue
@@ -317,6 +319,7 @@ def test_each_request_gets_what_the_callable_gave_it(
     decoupled: bool,
     make: Callable[[Service, Batch], Execution],
     logged: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     generator = random.Random(3)
     for _ in range(25):
@@ -333,6 +336,11 @@ def test_each_request_gets_what_the_callable_gave_it(
             assert sink.failed == ("model 'model': the inference callable raised ValueError: all of them", 1)
         else:
             assert sink.failed is None
+        # What nobody is there for any more is not asked for; a stream that was given up gets one more step.
+        assert script.taken == expected.taken or (
+            "cancelled" in expected.outcomes and script.taken == expected.taken + 1
+        )
+        assert not any("after its last response" in record.getMessage() for record in caplog.records)
         counted = service.counters.snapshot()
         assert (counted.requests, counted.batches, counted.callable_seconds.count) == (script.count, 1, 1)
         assert {kind: count for kind, count in counted.failed_requests.items() if count} == expected.failed
@@ -343,6 +351,51 @@ def test_each_request_gets_what_the_callable_gave_it(
         assert {int(each["request_id"]): each["outcome"] for each in logged} == dict(enumerate(expected.outcomes))
         assert len(logged) == script.count
         logged.clear()
+
+
+class Whole:
+    """A callable over the whole batch, as `@batch` makes it."""
+
+    def __init__(self, give: Callable[[dict[str, Any]], Any]) -> None:
+        self.give = give
+        self.seen: list[Any] = []
+
+    def __pytriton_whole__(self, columns: dict[str, Any], rows: list[int], requests: Callable[[], Any]) -> Any:
+        self.seen.append((rows, [(request["x"].tolist(), request.span is not None) for request in requests()]))
+        return self.give(columns)
+
+
+@pytest.mark.parametrize("make", [make_untraced, make_traced])
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda columns: {"y": columns["x"] * 2},
+        lambda columns: {"y": columns["x"].astype("f8") * 2},
+        lambda columns: [{"y": columns["x"][begin:end] * 2} for begin, end in ((0, 1), (1, 3), (3, 4))],
+    ],
+)
+def test_a_callable_over_the_whole_batch(
+    give: Callable[[dict[str, Any]], Any], make: Callable[[Service, Batch], Execution]
+) -> None:
+    infer = Whole(give)
+    service = Service(infer, spec())  # type: ignore[arg-type] # nobody calls it
+    service.sink = sink = Sink(3, decoupled=False)
+    served(make(service, Arrived(3, traced=range(3)).batch()))
+    xs = [[[float(index)]] * (1 + index % 2) for index in range(3)]
+    assert infer.seen == [([1, 2, 1], [(x, make is make_traced) for x in xs])]
+    assert sink.got == [[({"y": [[2 * x] for [x] in each]}, {}, True)] for each in xs]
+    assert sink.failed is None
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_outputs_that_the_model_has_not(strict: bool) -> None:
+    service = Service(lambda requests: [{"y": each["x"], "more": each["x"]} for each in requests], spec(strict=strict))
+    service.sink = sink = Sink(2, decoupled=False)
+    served(Execution(service, Arrived(2).batch()))
+    if strict:
+        assert sink.got == [[("error", ErrorCode.INTERNAL, True)]] * 2
+    else:
+        assert sink.got == [[({"y": [[0.0]]}, {}, True)], [({"y": [[1.0]] * 2}, {}, True)]]
 
 
 # ---- spans ---------------------------------------------------------------------------------------------------------
@@ -703,5 +756,7 @@ def test_an_error_after_the_last_response_is_told_to_nobody(
     assert sink.failed is None
     assert execution.failure is (error if isinstance(error, StopServing) else None)
     assert error.__traceback__ is None
-    assert len(caplog.records) == (not isinstance(error, asyncio.CancelledError))
+    told = [record.getMessage().partition("\n")[0] for record in caplog.records]
+    is_told = not isinstance(error, asyncio.CancelledError)
+    assert told == ["model model: the callable failed after its last response"] * is_told
     assert service.counters.snapshot().failed_requests["callable"] == 0

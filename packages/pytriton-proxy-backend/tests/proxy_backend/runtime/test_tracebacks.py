@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import pytriton
 from pytriton.proxy_backend.runtime import texts
 from pytriton.proxy_backend.runtime.texts import format_trace, told_trace
 
@@ -27,7 +30,8 @@ def called_from(file: str) -> Callable[[], None]:
 
 
 BETWEEN = (
-    f"{os.path.dirname(texts.__file__)}/made.py", "/any/site-packages/wrapt/made.py", "<frozen importlib>",
+    f"{os.path.dirname(texts.__file__)}/made.py", f"{pytriton.__path__[0]}/elsewhere/made.py",
+    "/any/site-packages/wrapt/made.py", "<frozen importlib>",
     os.path.join(os.path.dirname(os.__file__), "asyncio", "made.py"),
 )  # fmt: skip
 
@@ -76,6 +80,16 @@ def test_the_errors_behind_it_stay() -> None:
     text = format_trace(caught(chained))
     assert "ValueError: not this one" in text
     assert text.index("The above exception was the direct cause") < text.index("RuntimeError: so this one neither")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
+def test_the_errors_of_a_group_begin_where_the_user_does() -> None:
+    def raise_group() -> None:
+        raise vars(builtins)["ExceptionGroup"]("both", [caught(called_from(BETWEEN[0]))])
+
+    text = format_trace(caught(raise_group))
+    assert "ValueError: not this one" in text
+    assert BETWEEN[0] not in text
 
 
 def test_what_has_no_frame_of_a_user_is_whole() -> None:

@@ -208,7 +208,7 @@ class Execution:
                             # The generator gets one more step, in which it may ask `is_cancelled` and clean up in its
                             # own way.
                             next(results, None)
-                        break
+                        return
                     self._service.wait_taken(self._batch, self._number)
                     self._began_ns = monotonic_ns()
                 self._end()
@@ -230,7 +230,7 @@ class Execution:
                     # No reference to the inputs may be left here when the responses are sent.
                     result = None
                     if not self._give():
-                        break
+                        return
                     if is_alone:
                         # No other thread reads the connection.
                         self._send_kept()

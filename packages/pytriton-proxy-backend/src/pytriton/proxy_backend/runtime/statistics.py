@@ -171,7 +171,7 @@ class Counters:
         with self._lock:
             self._numbers[_COST] += cost
             self._numbers[_PADDING] += padding
-            self._numbers[_COST_COUNTS + ((cost - 1).bit_length() if cost else 0)] += 1
+            self._numbers[_COST_COUNTS + (cost - 1).bit_length()] += 1
 
     def add_first_response(self, waited_ns: int) -> None:
         """Count the first response of a request to a decoupled model, so long after the callable was called."""

@@ -58,7 +58,16 @@ def test_only_what_is_wanted_is_sent(strict: bool) -> None:
 
 @pytest.mark.parametrize("strict", BOTH)
 def test_what_nobody_wants_may_be_left_out(strict: bool) -> None:
-    assert checker(strict=strict).one({"y": Y}, 0, ["y"])[0].keys() == {"y"}
+    for given in ({"y": Y}, {"label": LABEL}):
+        assert checker(strict=strict).one(given, 0, list(given))[0].keys() == given.keys()
+
+
+def test_arrays_of_other_libraries_give_their_elements_to_numpy() -> None:
+    class Array:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+            return Y
+
+    np.testing.assert_array_equal(checker(strict=True).one({"y": Array()}, 0, ["y"])[0]["y"], Y)
 
 
 @pytest.mark.parametrize("strict", BOTH)
