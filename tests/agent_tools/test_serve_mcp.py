@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,14 +25,17 @@ import httpx
 import httpx2
 import numpy as np
 from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from typer.testing import CliRunner
 
 from pytriton.cli.app import app
 from pytriton.decorators import model
+from pytriton.mcp._server import ToolModels
 from pytriton.mcp.command import API_KEY_VARIABLE
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.server.control.http import ControlError
 from pytriton.triton import ProcessWorker, Triton, TritonSecurityConfig
 from support import process_models
 from support.paths import ROOT
@@ -141,13 +145,29 @@ def endpoint(server: ServeCommand) -> str:
     return str(eventually(lambda: re.search(r"MCP +(http://\S+)", server.written))[1])
 
 
+def by_stdio(url: str, *options: str, **variables: str) -> StdioServerParameters:
+    """Return how an agent starts the command that answers by its standard streams."""
+    environment = {**os.environ, **variables}
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "pytriton", "mcp", url, "--stdio", *options], env=environment
+    )
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of the tools of `APP`, and the folder in which its models run."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, StdioServerParameters]]:
+    """The address of the tools of `APP`, the folder in which its models run, and the command for standard streams."""
     folder = tmp_path_factory.mktemp("app")
     (folder / "app.py").write_text(APP)
     with serve_command(folder, "app.py", "--mcp", "0") as server:
-        yield endpoint(server), folder
+        grpc = str(eventually(lambda: re.search(r"gRPC +(grpc://\S+)", server.written))[1])
+        yield endpoint(server), folder, by_stdio(grpc, PYTRITON_HOME=os.environ["PYTRITON_HOME"])
+
+
+@pytest.fixture(params=["http", "stdio"])
+def offered(served: tuple[str, Path, StdioServerParameters], request: pytest.FixtureRequest) -> tuple[Any, Path]:
+    """How agents get at those tools, in each way."""
+    url, folder, command = served
+    return url if request.param == "http" else command, folder
 
 
 @contextlib.asynccontextmanager
@@ -157,7 +177,7 @@ async def connected(url: Any, mode: str = "auto", **options: Any) -> AsyncIterat
             yield client
 
 
-def call(url: str, name: str, arguments: dict[str, Any], mode: str = "auto") -> Any:
+def call(url: Any, name: str, arguments: dict[str, Any], mode: str = "auto") -> Any:
     async def run() -> Any:
         async with connected(url, mode) as client:
             return await client.call_tool(name, arguments)
@@ -169,9 +189,9 @@ def text_of(result: Any) -> str:
     return str(result.content[0].text)
 
 
-def test_tools_are_models_with_docstrings_and_schemas(served: tuple[str, Path]) -> None:
+def test_tools_are_models_with_docstrings_and_schemas(offered: tuple[Any, Path]) -> None:
     async def run() -> dict[str, Any]:
-        async with connected(served[0]) as client:
+        async with connected(offered[0]) as client:
             return {tool.name: tool for tool in (await client.list_tools()).tools}
 
     tools = asyncio.run(run())
@@ -226,17 +246,17 @@ def test_tools_are_models_with_docstrings_and_schemas(served: tuple[str, Path]) 
     ],
 )
 def test_a_call_is_an_inference(
-    served: tuple[str, Path], mode: str, name: str, arguments: dict[str, Any], structured: Any, text: str | None
+    offered: tuple[Any, Path], mode: str, name: str, arguments: dict[str, Any], structured: Any, text: str | None
 ) -> None:
     # The client holds the result against the schema of the output as well.
-    result = call(served[0], name, arguments, mode)
+    result = call(offered[0], name, arguments, mode)
     assert not result.is_error
     assert result.structured_content == structured
     assert text_of(result) == (json.dumps(structured) if text is None else text)
 
 
-def test_an_image_is_content_of_its_own(served: tuple[str, Path]) -> None:
-    result = call(served[0], "paint", {"color": "red"})
+def test_an_image_is_content_of_its_own(offered: tuple[Any, Path]) -> None:
+    result = call(offered[0], "paint", {"color": "red"})
     data = base64.b64encode(PNG + b"red").decode()
     assert result.structured_content == {"output": data}
     assert [it.type for it in result.content] == ["text", "image"]
@@ -259,16 +279,18 @@ def test_an_image_is_content_of_its_own(served: tuple[str, Path]) -> None:
         ("failing", {"text": "it"}, "model 'failing': the inference callable raised ValueError: it is not liked"),
     ],
 )
-def test_an_error_is_one_of_the_tool(served: tuple[str, Path], name: str, arguments: dict[str, Any], told: str) -> None:
-    result = call(served[0], name, arguments)
+def test_an_error_is_one_of_the_tool(
+    offered: tuple[Any, Path], name: str, arguments: dict[str, Any], told: str
+) -> None:
+    result = call(offered[0], name, arguments)
     assert result.is_error
     assert result.structured_content is None
     assert told in text_of(result)
 
 
-def test_a_tool_that_is_not_there(served: tuple[str, Path]) -> None:
+def test_a_tool_that_is_not_there(offered: tuple[Any, Path]) -> None:
     async def run() -> None:
-        async with connected(served[0]) as client:
+        async with connected(offered[0]) as client:
             with pytest.raises(MCPError, match="There is no tool 'whisper'"):
                 await client.call_tool("whisper", {})
 
@@ -276,14 +298,14 @@ def test_a_tool_that_is_not_there(served: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_parts_of_a_stream_are_progress(served: tuple[str, Path], mode: str) -> None:
+def test_parts_of_a_stream_are_progress(offered: tuple[Any, Path], mode: str) -> None:
     told: list[tuple[float, str | None]] = []
 
     async def note(progress: float, total: float | None, message: str | None) -> None:
         told.append((progress, message))
 
     async def run() -> Any:
-        async with connected(served[0], mode) as client:
+        async with connected(offered[0], mode) as client:
             return await client.call_tool("words", {"text": "one by one"}, progress_callback=note)
 
     assert asyncio.run(run()).structured_content == {"output": "one by one "}
@@ -291,8 +313,9 @@ def test_parts_of_a_stream_are_progress(served: tuple[str, Path], mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_call_that_is_cancelled_ends_in_the_model(served: tuple[str, Path], mode: str) -> None:
-    url, folder = served
+def test_a_call_that_is_cancelled_ends_in_the_model(offered: tuple[Any, Path], mode: str) -> None:
+    url, folder = offered
+    name = f"closed-{mode}-{type(url).__name__}"
 
     async def run() -> None:
         begun = asyncio.Event()
@@ -301,25 +324,23 @@ def test_a_call_that_is_cancelled_ends_in_the_model(served: tuple[str, Path], mo
             begun.set()
 
         async with connected(url, mode) as client:
-            asked = asyncio.ensure_future(
-                client.call_tool("forever", {"name": f"closed-{mode}"}, progress_callback=note)
-            )
+            asked = asyncio.ensure_future(client.call_tool("forever", {"name": name}, progress_callback=note))
             await begun.wait()
-            assert not (folder / f"closed-{mode}").exists()
+            assert not (folder / name).exists()
             asked.cancel()
             await asyncio.wait([asked])
-            while not (folder / f"closed-{mode}").exists():
+            while not (folder / name).exists():
                 await asyncio.sleep(0.01)
             assert (await client.call_tool("shout", {"text": "on"})).structured_content == {"output": "ON"}
 
     asyncio.run(run())
 
 
-def test_an_agent_finds_tools_and_corrects_itself(served: tuple[str, Path]) -> None:
+def test_an_agent_finds_tools_and_corrects_itself(offered: tuple[Any, Path]) -> None:
     """A loop as agents have it, whose language model is a rule: it reads descriptions, schemas and errors alone."""
 
     async def run() -> list[str]:
-        async with connected(served[0]) as client:
+        async with connected(offered[0]) as client:
             tools = (await client.list_tools()).tools
             (tool,) = (it for it in tools if "louder" in (it.description or ""))
             arguments: dict[str, Any] = {}
@@ -412,8 +433,9 @@ def late(text: str) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_callers_learn_of_models_that_come_and_go(mode: str) -> None:
-    async def run(triton: Triton, url: str) -> None:
+@pytest.mark.parametrize("way", ["http", "stdio"])
+def test_callers_learn_of_models_that_come_and_go(mode: str, way: str) -> None:
+    async def run(triton: Triton, url: Any) -> None:
         changes: asyncio.Queue[str] = asyncio.Queue()
 
         async def note(message: Any) -> None:
@@ -451,8 +473,53 @@ def test_callers_learn_of_models_that_come_and_go(mode: str) -> None:
 
     triton = Triton(config=local_config())
     triton.bind(early)
-    with running(triton), before(triton) as url:
-        asyncio.run(run(triton, url))
+    with running(triton), contextlib.ExitStack() as opened:
+        if way == "http":
+            asyncio.run(run(triton, opened.enter_context(before(triton))))
+        else:
+            asyncio.run(
+                run(triton, by_stdio(str(triton.grpc_url), PYTRITON_ACCESS_TOKEN=str(triton.get_access_token())))
+            )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
+def test_one_that_answers_by_its_standard_streams_ends(
+    served: tuple[str, Path, StdioServerParameters], number: int | None
+) -> None:
+    """It ends by a signal although its input stays open, and with its input; it writes nothing that is not for MCP."""
+    command = [served[2].command, *served[2].args]
+    with while_running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        if number is None:
+            process.stdin.close()
+        else:
+            process.send_signal(number)
+        assert process.wait(PATIENCE_S) == (0 if number is None else -number)
+        assert process.stdout.read() == b""
+
+
+def test_a_server_that_was_started_again_has_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytriton.mcp._server._LOOK_S", 0.0)
+    triton = Triton(config=local_config())
+    triton.bind(early)
+    with running(triton):
+        models = ToolModels(str(triton.grpc_url), (), "another", None, PATIENCE_S, finds_token=True)
+        with contextlib.closing(models):
+            with pytest.raises(ControlError):
+                asyncio.run(models.look())
+            monkeypatch.setattr("pytriton.mcp._server.use_token", lambda url, token: (url, triton.get_access_token()))
+            assert list(asyncio.run(models.look())) == ["early"]
+
+
+@pytest.mark.parametrize("option", ["--port=9000", "--address=0.0.0.0", "--host=a", "--api-key-file=b", "--cors=c"])
+def test_options_of_ports_are_not_for_standard_streams(option: str) -> None:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["mcp", "grpc://localhost:1", "--stdio", option])
+    assert done.exit_code == 2
+    assert f"{option.partition('=')[0]} is for callers over HTTP" in done.output
 
 
 def test_a_model_without_hints_and_names_that_are_no_tools() -> None:
@@ -570,7 +637,7 @@ def post(url: str, headers: dict[str, str]) -> int:
     return httpx.post(url, json=CALL, headers=ACCEPTS | headers, timeout=PATIENCE_S).status_code
 
 
-def test_pages_of_other_sites_are_refused(served: tuple[str, Path]) -> None:
+def test_pages_of_other_sites_are_refused(served: tuple[str, Path, StdioServerParameters]) -> None:
     url = served[0]
     own = f"{urlsplit(url).scheme}://{urlsplit(url).netloc}"
     refused = (

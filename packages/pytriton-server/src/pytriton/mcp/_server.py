@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from typing import Any
 
 import mcp_types as types
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from sse_starlette.sse import AppStatus
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
@@ -28,8 +30,9 @@ from pytriton.mcp._gate import Gate
 from pytriton.mcp._tools import ToolError, ToolModel, read_model, tool_names
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import ControlError
+from pytriton.server.control.local_token import use_token
 
-__all__ = ["PATH", "application"]
+__all__ = ["PATH", "ToolModels", "application", "serve_stdio"]
 
 PATH = "/mcp"
 """Where tools are served."""
@@ -50,20 +53,12 @@ _SESSION_HEADER = "mcp-session-id"
 
 
 def application(
-    url: str,
-    *,
-    names: Collection[str],
-    api_key: str | None,
-    access_token: str | None,
-    tls: TlsSettings | None,
-    timeout_s: float,
-    hosts: Collection[str],
-    cors_origins: Collection[str],
+    models: ToolModels, *, api_key: str | None, hosts: Collection[str], cors_origins: Collection[str]
 ) -> tuple[ASGIApp, Callable[[], Coroutine[Any, Any, None]]]:
     """Return the application that offers the models of a server as tools, and what ends its streams in order."""
     # The SDK's streams would end at the first signal, with the calls in them.
     AppStatus.enable_automatic_graceful_drain = False
-    server = _ToolServer(_Models(url, frozenset(names), access_token, tls, timeout_s))
+    server = _ToolServer(models)
     app: ASGIApp = server.streamable_http_app(
         streamable_http_path=PATH,
         max_request_body_size=_MOST_BODY_BYTES,
@@ -83,20 +78,36 @@ def application(
     return app, server.end
 
 
-class _Models:
+def serve_stdio(models: ToolModels) -> None:
+    """Offer models to the agent that has started this process, until it closes the standard input."""
+
+    async def run() -> None:
+        server = _ToolServer(models)
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+    asyncio.run(run())
+
+
+class ToolModels:
     """The models of a server as they were a second ago."""
 
     def __init__(
-        self, url: str, names: frozenset[str], access_token: str | None, tls: TlsSettings | None, timeout_s: float
+        self,
+        url: str,
+        names: Collection[str],
+        access_token: str | None,
+        tls: TlsSettings | None,
+        timeout_s: float,
+        *,
+        finds_token: bool,
     ) -> None:
-        parsed = TritonUrl.from_url(url)
-        self._url = parsed.with_scheme
-        self._names = names
-        self._access_token = access_token
+        self._given = self._used = (TritonUrl.from_url(url), access_token)
+        self._finds_token = finds_token
+        self._names = frozenset(names)
         self._tls = tls
         self.timeout_s = timeout_s
-        self._control = connect(parsed, access_token, check_tls(tls, parsed))
-        self._listing = ModelWatch(self._control)
+        self._connect()
         self._read: dict[str, ToolModel | str] = {}
         self._looked = float("-inf")
         self._lock = asyncio.Lock()
@@ -109,7 +120,17 @@ class _Models:
                 self._looked = time.monotonic()
             return {tool: self._read[model] for tool, model in tool_names(self._read).items()}
 
+    def _connect(self) -> None:
+        url, access_token = self._used
+        self._control = connect(url, access_token, check_tls(self._tls, url))
+        self._listing = ModelWatch(self._control)
+
     async def _look(self) -> None:
+        if self._finds_token and (found := use_token(*self._given)) != self._used:
+            # A server that was started again has another one.
+            self._used = found
+            self._control.close()
+            self._connect()
         if self._names:  # a server with a token may tell nobody else what it has
             loaded = self._names
         else:
@@ -130,12 +151,13 @@ class _Models:
     async def infer(self, model: ToolModel, arguments: Mapping[str, Any], report: Any) -> types.CallToolResult:
         """Call a model for one sample; `report` is awaited for each response of a stream."""
         kind = AsyncioDecoupledModelClient if model.spec.decoupled else AsyncioModelClient
+        url, access_token = self._used
         client = kind(
-            self._url,
+            url.with_scheme,
             model.spec.model_name,
             model_config=model.spec,
             ensure_model_is_ready=False,
-            access_token=self._access_token,
+            access_token=access_token,
             tls=self._tls,
             inference_timeout_s=self.timeout_s,
         )
@@ -162,7 +184,7 @@ class _Models:
 
 
 class _ToolServer(Server[None]):
-    def __init__(self, models: _Models) -> None:
+    def __init__(self, models: ToolModels) -> None:
         self._models = models
         self._bus = InMemorySubscriptionBus()
         self._handler = ListenHandler(self._bus)
@@ -243,7 +265,7 @@ class _ToolServer(Server[None]):
             models = await self._models.look()
         except ControlError as error:
             raise MCPError(types.INTERNAL_ERROR, _unreachable(error)) from error
-        session = context.request.headers.get(_SESSION_HEADER) if context.request is not None else None
+        session = _session_of(context)
         if session is not None:
             self._sessions[session] = context.session
             self._sessions.move_to_end(session)
@@ -281,6 +303,14 @@ class _ToolServer(Server[None]):
         except asyncio.TimeoutError:
             problem = f"Tool {params.name!r} did not answer within {self._models.timeout_s:g} s."
         return types.CallToolResult(content=[types.TextContent(type="text", text=problem)], is_error=True)
+
+
+def _session_of(context: Any) -> str | None:
+    """Return by which session a caller is told of changes; None for callers of newer protocols, who listen for them."""
+    if context.request is not None:
+        return str(context.request.headers[_SESSION_HEADER]) if _SESSION_HEADER in context.request.headers else None
+    # The standard streams have one session.
+    return None if context.session.protocol_version in MODERN_PROTOCOL_VERSIONS else ""
 
 
 def _arguments(spec: ModelSpec, inputs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:

@@ -28,11 +28,19 @@ API_KEY_VARIABLE = "PYTRITON_MCP_API_KEY"
 """The environment variable with the API key."""
 
 _NAME = "the MCP endpoint"
+_OF_PORTS = {
+    "address": "--address",
+    "port": "--port",
+    "host": "--host",
+    "api_key_file": "--api-key-file",
+    "cors_origins": "--cors",
+}
 _NEEDED = ("mcp", "mcp_types", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[mcp]"'
 
 
 def mcp_command(
+    context: typer.Context,
     url: Annotated[
         str, typer.Argument(metavar="URL", help="[SCHEME://]HOST[:PORT] of any tritonserver.")
     ] = "grpc://localhost:8001",
@@ -56,6 +64,10 @@ def mcp_command(
         list[str] | None,
         typer.Option("--cors", metavar="ORIGIN", help="A place whose pages browsers let call tools; repeatable."),
     ] = None,
+    stdio: Annotated[
+        bool,
+        typer.Option("--stdio", help="Answer the agent that starts this, by its standard streams, without a port."),
+    ] = False,
     descriptor: Annotated[int | None, typer.Option(hidden=True, help="A socket that is bound, from serve.")] = None,
 ) -> None:
     """Offer the models of a running server to agents as tools, by the Model Context Protocol, until Ctrl+C or SIGTERM.
@@ -65,20 +77,24 @@ def mcp_command(
     _check_installed("The command mcp")
     from pytriton.client.exceptions import PyTritonClientError
     from pytriton.client.management import TlsSettings
-    from pytriton.mcp._server import PATH, application
+    from pytriton.mcp._server import PATH, ToolModels, application, serve_stdio
 
+    if stdio:
+        for name, option in _OF_PORTS.items():
+            source = context.get_parameter_source(name)
+            if source is not None and source.name != "DEFAULT":
+                raise typer.BadParameter(f"{option} is for callers over HTTP, and --stdio answers one without a port")
     try:
+        tls = None if ca_file is None else TlsSettings(ca_file=ca_file)
+        # An agent that starts this is of the same user as a server which has left its token for that user.
+        models = ToolModels(url, model or (), access_token, tls, timeout_s, finds_token=stdio)
+        if stdio:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # A thread waits for the standard input, and ends with the process alone.
+                signal.signal(number, signal.SIG_DFL)
+            return serve_stdio(models)
         key = read_key(api_key_file, API_KEY_VARIABLE)
-        app, end = application(
-            url,
-            names=model or (),
-            api_key=key,
-            access_token=access_token,
-            tls=None if ca_file is None else TlsSettings(ca_file=ca_file),
-            timeout_s=timeout_s,
-            hosts=[address, *(host or ())],
-            cors_origins=cors_origins or (),
-        )
+        app, end = application(models, api_key=key, hosts=[address, *(host or ())], cors_origins=cors_origins or ())
         listener = bind_endpoint(address, port, name=_NAME, option="--mcp", descriptor=descriptor)
     except (PyTritonClientError, PyTritonError) as error:
         typer.echo(f"Error: {error}", err=True)
