@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pytriton.proxy_backend.model import ModelSpec, TensorSpec
-from pytriton.proxy_backend.runtime.service import CostRule
+from pytriton.proxy_backend.runtime.service import CostRule, Service
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.wire.batch import Batch, BatchReader, RequestData, lay_out_batch
 
@@ -45,6 +46,15 @@ def test_padded_batches_cost_the_rows_times_the_longest() -> None:
     assert rule.of(batch_of(((2, 5),), ((1, 5),))) == (15, 0)
     # An empty one is padded all the same.
     assert rule.of(batch_of(((1, 0),), ((1, 4),))) == (8, 3)
+
+
+def test_a_service_counts_what_its_batches_cost() -> None:
+    batch = batch_of(((1, 3),), ((2, 5),))
+    for own, cost, padding in ((model("padded", (-1,)), 15, 2), (replace(model("padded", (-1,)), cost=None), 0, 0)):
+        service = Service(print, own)
+        service.count_cost(batch)
+        counted = service.counters.snapshot()
+        assert (counted.costs.sum, counted.padding) == (cost, padding)
 
 
 def test_packed_batches_cost_the_sum() -> None:

@@ -92,6 +92,18 @@ def test_the_errors_of_a_group_begin_where_the_user_does() -> None:
     assert BETWEEN[0] not in text
 
 
+def test_what_a_caller_wrote_begins_no_line() -> None:
+    def forged() -> None:
+        try:
+            raise ValueError("one\nERROR forged")
+        except ValueError as error:
+            raise RuntimeError("two\nERROR forged, too") from error
+
+    lines = told_trace(caught(forged)).splitlines()
+    assert {"    ERROR forged", "    ERROR forged, too"} <= set(lines)
+    assert not any(line.startswith("ERROR") for line in lines)
+
+
 def test_what_has_no_frame_of_a_user_is_whole() -> None:
     error = caught(lambda: json.loads("{"))
     trace = error.__traceback__
