@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client import DecoupledModelClient, ModelClient
+from pytriton.client import DecoupledModelClient, FuturesModelClient, ModelClient
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend.transport.calls import Calls
@@ -25,6 +25,7 @@ from pytriton.server.lifecycle.replacement import Replacement, wait_standing_by
 from pytriton.server.lifecycle.self_test import GuardTest
 from pytriton.triton import (
     GuardConfig,
+    ProcessWorker,
     RestartPolicy,
     Triton,
     TritonConfig,
@@ -32,9 +33,11 @@ from pytriton.triton import (
     TritonServerExitedError,
     TritonServerStartError,
 )
-from support.callables import identity
+from support import process_models
+from support.callables import X, Y, identity
 from support.faults.hostile_grpc import GOAWAY, PREFACE, SETTINGS, frame, read_frame
-from support.http import call
+from support.http import call, infer
+from support.python_models import worker_processes
 from support.servers import fetch_older_server, other_server
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually, wait_for_threads
@@ -374,6 +377,50 @@ def test_callers_lose_nothing_while_servers_of_two_versions_replace_each_other()
 @pytest.mark.ci
 def test_callers_lose_nothing_while_an_older_server_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     swap_versions(fetch_older_server(tmp_path, monkeypatch))
+
+
+def test_what_waits_in_the_queue_of_a_replaced_server_is_answered_however_busy_others_are() -> None:
+    took_s, count = 0.6, 8
+
+    def slow(requests: Any) -> Any:
+        time.sleep(took_s)
+        return identity(requests)
+
+    with called(local_config()) as (triton, wait_for_answers):
+        triton.bind("slow", slow, *TENSORS, config=ModelConfig(batching=False, attach_timeout_s=PATIENCE_S))
+        with contextlib.ExitStack() as stack:
+            clients = [
+                stack.enter_context(FuturesModelClient(url, "slow", max_workers=count, inference_timeout_s=PATIENCE_S))
+                for url in (str(triton.http_url), str(triton.grpc_url))
+            ]
+            futures = [client.infer_sample(np.array([place])) for place in range(count // 2) for client in clients]
+            futures[0].result()
+            triton.replace_server()
+            assert [int(future.result()["y"][0]) for future in futures] == [at // 2 for at in range(count)]
+        wait_for_answers()
+
+
+def test_workers_that_wake_or_are_started_again_serve_the_server_that_still_has_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next one has the paths of their sockets already, and nobody asks it yet."""
+    triton = Triton(config=local_config())
+    config = ModelConfig(attach_timeout_s=PATIENCE_S)
+    for name, is_asleep in (("asleep", True), ("killed", False)):
+        worker = ProcessWorker(process_models.make, starts_asleep=is_asleep)
+        triton.bind(name, worker, X, Y, config=config)
+    answers: list[list[float]] = []
+
+    def ask(*_: Any) -> None:
+        (pid,) = worker_processes()
+        os.kill(pid, signal.SIGKILL)
+        answers.extend(infer(triton.http_url, name, 2.0) for name in ("killed", "asleep"))
+
+    after_standing_by(monkeypatch, ask)
+    with running(triton):
+        triton.replace_server()
+        assert answers == [[4.0], [4.0]]
+        assert [infer(triton.http_url, name, 3.0) for name in ("killed", "asleep")] == [[6.0], [6.0]]
 
 
 def test_a_replaced_server_waits_until_grpc_clients_have_read_its_goodbye() -> None:

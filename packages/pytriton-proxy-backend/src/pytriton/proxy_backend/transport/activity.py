@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from ..wire import messages
 from ..wire.errors import ProtocolError
 from ..wire.layout import MAX_PACKET
+from .places import connect_to
 
 _ANSWER = (messages.ACTIVITY, messages.HEADER_SIZE)
 
@@ -29,7 +29,7 @@ def ask_activity(endpoint: Path, timeout_s: float) -> EndpointActivity | None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.settimeout(timeout_s)
-            peer.connect(os.fspath(endpoint))
+            connect_to(peer, endpoint)
             peer.send(messages.pack_activity())
             packet = peer.recv(MAX_PACKET)
         kind, _, size, taken, _, _, _, _, in_flight = messages.read_header(packet, len(packet))

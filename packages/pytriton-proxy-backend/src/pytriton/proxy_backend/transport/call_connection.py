@@ -29,6 +29,7 @@ from ..wire.response import AnswerReader
 from .arena import OwnArena, OwnedBlock, PeerArena
 from .connection import ANCILLARY_SIZE, RECEIVE_FLAGS, descriptors_of, timeval
 from .link import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S
+from .places import connect_to
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class CallConnection:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(GREETING_TIMEOUT_S)
-            connection.connect(os.fspath(endpoint))
+            connect_to(connection, endpoint)
             connection.send(self._protocol.greet())
             packet = connection.recv(MAX_PACKET)
             if not packet:

@@ -41,6 +41,7 @@ from .arena import (
 )
 from .link import GREETING_TICK_S, GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Link, hello_for
 from .pacing import PacedConnection
+from .places import connect_to
 from .together import TogetherConnection
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _connect(endpoint: Path) -> socket.socket:
     close_in_child(made)
     try:
         made.settimeout(GREETING_TIMEOUT_S)
-        made.connect(os.fspath(endpoint))
+        connect_to(made, endpoint)
     except TimeoutError as error:
         made.close()
         raise GreetingTimeoutError(_late(endpoint)) from error

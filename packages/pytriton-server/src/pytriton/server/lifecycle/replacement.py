@@ -2,7 +2,8 @@
 
 Both listen at the same sockets, which the guard hands from one to the other, and one of them accepts. The sockets of
 the models have paths that the second one needs as well: those of the first are renamed. Its workers stay with it until
-it has answered everything and is gone, and then come to the path, as after a restart.
+it has answered everything and is gone, and then come to the path, as after a restart. Those that wake or are started
+again meanwhile come to it as well.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidatio
 from pytriton.proxy_backend import BACKEND_NAME, ProxyBackendError, library_path
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.proxy_backend.transport.calls import Calls
+from pytriton.proxy_backend.transport.places import PARKED_SUFFIX, SUFFIX
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.lifecycle.deployment import Deployment
 from pytriton.server.lifecycle.ending import END_S, EXIT_MARGIN_S, drain_s
@@ -43,15 +45,17 @@ _FIXED = frozenset(
         *("python_models", "python_models_idle"),
     }
 )
-# The suffixes are as long as each other, because a socket's path has little room.
-_SUFFIX, _PARKED_SUFFIX = ".sock", ".last"
 _ANSWER_TIMEOUT_S = 0.5
+_ANSWERED_POLL_S = 0.05
 # How long the replaced server may take to unload its models, in seconds. It is ended in any case.
 _UNLOAD_TIMEOUT_S = 10.0
 # When no request was in flight for so many seconds, all callers are taken to have gone to the new server.
 _QUIET_S = 0.1
 # How long callers may go on to send requests to the replaced server, in seconds, as a gRPC channel does.
 _BUSY_S = 0.5
+# When no model has had a request for so many seconds, what the guard still counts are none: Triton's own front end for
+# gRPC keeps the last request of each stream that is open.
+_NOTHING_LEFT_S = 2.0
 
 
 def check_same_places(now: TritonConfig, wanted: TritonConfig) -> None:
@@ -77,8 +81,8 @@ class _ParkedSockets:
 
     def park(self) -> None:
         """Rename them."""
-        for path in sorted(self._endpoints.glob(f"*{_SUFFIX}")):
-            parked = path.with_suffix(_PARKED_SUFFIX)
+        for path in sorted(self._endpoints.glob(f"*{SUFFIX}")):
+            parked = path.with_suffix(PARKED_SUFFIX)
             path.rename(parked)
             self._paths.append((path, parked))
 
@@ -212,8 +216,9 @@ class Replacement:
         TritonServerNotFoundError: There is no tritonserver in `server_dir`.
     """
 
-    # Made by `start`.
+    # Made by `start` and `drain`.
     _handover: Handover
+    _deadline: float
 
     def __init__(
         self,
@@ -296,11 +301,13 @@ class Replacement:
         knock(self._fronts)
 
     def drain(self, cancelled: Callable[[], bool]) -> None:
-        """Wait until the one before has answered what it has got, as long as the new one lives."""
+        """Wait until the one before is quiet, or its callers do not leave it by themselves; the new one has to live."""
         new = self.process
+        timeout_s = drain_s(self._config)
+        self._deadline = time.monotonic() + timeout_s
         wait_idle(
             self._sockets,
-            timeout_s=drain_s(self._config),
+            timeout_s=timeout_s,
             ended=lambda seconds: new.wait(seconds) or not self._old.is_running or cancelled(),
         )
         if cancelled():
@@ -339,6 +346,17 @@ class Replacement:
         """Have the workers leave the one before at once: its end takes a second, for which they do not wait."""
         self._old_handover.assign(Role.LEFT)
         self._sockets.unload(self._names)
+
+    def wait_answered(self, cancelled: Callable[[], bool]) -> None:
+        """Wait until the one before has answered what it has got, also what waits in its queues."""
+        seen, changed = (0, 0), time.monotonic()
+        while self._old_handover.count_requests() and time.monotonic() < self._deadline:
+            activity = self._sockets.activity()
+            if activity[0] or activity != seen:
+                seen, changed = activity, time.monotonic()
+            is_stuck = time.monotonic() - changed >= _NOTHING_LEFT_S
+            if is_stuck or self._old.wait(_ANSWERED_POLL_S) or cancelled():
+                return
 
     def finish(self, cancelled: Callable[[], bool]) -> None:
         """End the one before, and remove what it had."""

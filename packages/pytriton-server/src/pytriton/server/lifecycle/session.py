@@ -272,6 +272,7 @@ class ServerSession:
             try:
                 replacement.take_over()
                 self._wait_served(timeout_s, cancelled)
+                replacement.wait_answered(cancelled)
             finally:
                 replacement.finish(cancelled)
         logger.info("The server was replaced by process %s.", replacement.process.pid)
