@@ -134,6 +134,13 @@ def test_names_and_texts_do_not_end_what_they_stand_in() -> None:
     assert "**{'1 y': np.array(['t'])}" in describe_calls(URL, only, {"1 y": ["t"]}, is_batch=False)["Python"]
 
 
+@pytest.mark.parametrize("given", [["a\0"], ["a\0", "b"], np.array([["", "\0"]], object)])
+def test_zeros_at_the_ends_of_texts_are_kept(given: Any) -> None:
+    found = calls(ModelSpec("m", inputs=(TensorSpec("x", (-1, -1), np.bytes_),)), x=given)["Python"]
+    (array,) = re.findall(r"infer_sample\(x=(.*)\)$", found, re.MULTILINE)
+    assert eval(array, {"np": np}).tolist() == np.array(given, object).tolist()
+
+
 def test_streams() -> None:
     spec = ModelSpec("m", decoupled=True, inputs=(TensorSpec("x", (1,), np.bytes_),))
     found = calls(spec, x=["t"])

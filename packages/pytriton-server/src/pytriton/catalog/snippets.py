@@ -19,7 +19,7 @@ from pytriton.decorators.serving import is_file, json_example
 _MOST_EXAMPLES = 64
 # These arguments of the client's calls are not inputs.
 _RESERVED = ("self", "inputs", "parameters", "headers")
-
+_ENDS_WITH_ZERO = re.compile(r"""\\x00['"]""")  # a text, as Python writes it
 
 # Inputs with such a word in their names, at the end or before an underscore, are files.
 _FILES = re.compile(
@@ -238,7 +238,9 @@ def _python_value(tensor: TensorSpec, value: Any, is_file: bool) -> str:
             for _ in np.shape(_objects(value)):
                 read = f"[{read}]"
             return f"np.array({read}, dtype=object)"
-        return f"np.array({value!a})"
+        texts = ascii(value.tolist() if isinstance(value, np.ndarray) else value)
+        # By themselves numpy's strings lose zeros at their ends.
+        return f"np.array({texts}{', dtype=object' if _ENDS_WITH_ZERO.search(texts) else ''})"
     if is_file:
         return 'np.load("FILE.npy")'
     numbers = repr(value.tolist() if isinstance(value, np.ndarray) else value)
