@@ -23,6 +23,8 @@ F4 = np.dtype("float32")
 Batch = list[Any]
 released = threading.Event()
 ballast: list[int] = []
+# Held while descriptors are taken, so that none are taken any more once they were given back.
+changing = threading.Lock()
 
 
 def say(*words: object) -> None:
@@ -96,8 +98,9 @@ def give_descriptors() -> None:
 def large_without_descriptors(requests: Batch) -> Batch:
     """Return 2 MiB for each request, which need a new segment and with it a descriptor that is not there."""
     say("got", len(requests))
-    if not released.is_set():
-        take_descriptors()
+    with changing:
+        if not released.is_set():
+            take_descriptors()
     return [{"y": np.zeros((1, 1 << 19), F4)} for _ in requests]
 
 
@@ -125,8 +128,9 @@ def main() -> None:
     worker.wait_attached(600.0)
     say("attached")
     sys.stdin.readline()
-    give_descriptors()
-    released.set()
+    with changing:
+        released.set()
+        give_descriptors()
     # Its end is the end of the input.
     sys.stdin.readline()
     worker.stop(10.0)
