@@ -36,6 +36,7 @@ if sys.argv[1] == "run":
 print("made", os.getpid(), flush=True)
 if sys.argv[1] == "serve":
     triton.serve()
+    sys.exit()
 while True:
     time.sleep(0.1)  # a signal that comes right before a sleep ends it only afterwards, in any program of Python
 """
