@@ -117,18 +117,15 @@ void Messages() {
   block.segment = 2;
   block.offset = (uint64_t{1} << 32) + 128;
   CompareMessage("release_block", block);
-  Message cancel = message(MessageType::kCancel);
-  cancel.batch = 7;
-  cancel.index = 2;
-  CompareMessage("cancel", cancel);
-  Message pause = message(MessageType::kPause);
-  pause.batch = 7;
-  pause.index = 2;
-  CompareMessage("pause", pause);
-  Message resume = message(MessageType::kResume);
-  resume.batch = 7;
-  resume.index = 2;
-  CompareMessage("resume", resume);
+  const auto of_request = [&message](MessageType type) {
+    Message made = message(type);
+    made.batch = 7;
+    made.index = 2;
+    return made;
+  };
+  CompareMessage("cancel", of_request(MessageType::kCancel));
+  CompareMessage("pause", of_request(MessageType::kPause));
+  CompareMessage("resume", of_request(MessageType::kResume));
   CompareMessage("wake", message(MessageType::kWake));
   CompareMessage("detach", message(MessageType::kDetach));
   CompareMessage("activity_ask", message(MessageType::kActivity));

@@ -1,4 +1,5 @@
-// Prints every number of protocol.h that is written by hand, one "name value" per line, for the test that holds them against docs/protocol.md.
+// Prints every number of protocol.h that is written by hand, one "name value" per line, for the test that holds them
+// against docs/protocol.md.
 #include <cstddef>
 #include <cstdio>
 

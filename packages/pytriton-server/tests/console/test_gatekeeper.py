@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pytriton.console import gatekeeper
-from pytriton.console.gatekeeper import Gatekeeper, is_loopback
+from pytriton.console.gatekeeper import Gatekeeper
+from pytriton.guests.endpoints import is_loopback
 
 PASSWORD = "correct horse"
 

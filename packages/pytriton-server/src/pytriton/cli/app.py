@@ -17,6 +17,7 @@ from pytriton.cli import calls
 from pytriton.cli.checks.report import Report, ReportError
 from pytriton.cli.checks.steps import Steps
 from pytriton.guests import find_guests
+from pytriton.guests.options import given_options
 
 _INTERRUPTED = 128 + signal.SIGINT
 _BANNER = (
@@ -241,10 +242,8 @@ def serve(
         del options[name]
     from pytriton.cli.serve import serve as serve_target
 
-    # Compared by name, because some versions of typer have an enumeration of their own.
-    sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in options}
-    given = [name for name, source in sources.items() if source == "COMMANDLINE"]
-    serve_target(target, options, guests=_guests, given=given)
+    given = given_options(context)
+    serve_target(target, options, guests=_guests, given=[name for name in options if name in given])
 
 
 app.command(no_args_is_help=True)(calls.infer)

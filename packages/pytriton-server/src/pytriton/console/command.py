@@ -65,8 +65,8 @@ def console_command(
             raise
         _fail(f"The console needs {error.name}: {_INSTALL}")
     from pytriton.client.exceptions import PyTritonClientError
-    from pytriton.console.gatekeeper import is_loopback
     from pytriton.exceptions import PyTritonError
+    from pytriton.guests.endpoints import is_loopback
 
     try:
         password = _read_password(password_file)

@@ -195,16 +195,6 @@ class _Tries:
 _OTHER_SITE = "the request does not come from a page of this console"
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
-
-
 def _place(scope: Scope) -> str:
     """Return the place that a request comes from: its address, or an IPv6 network."""
     host = str((scope.get("client") or ("",))[0])

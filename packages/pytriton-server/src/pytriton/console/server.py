@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from pytriton.client.management import TlsSettings, TritonUrl, check_tls, make_ssl_context
-from pytriton.console.gatekeeper import LEAST_PASSWORD, Gatekeeper, is_loopback
+from pytriton.console.gatekeeper import LEAST_PASSWORD, Gatekeeper
 from pytriton.console.pages import Console, make_app
 from pytriton.console.trials import Caller
 from pytriton.console.watcher import LogFile, MetricsSource, Watcher
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.guests.endpoints import find_address, make_config
+from pytriton.guests.endpoints import find_address, is_loopback, make_config, without_brackets
 from pytriton.server.control.connect import connect
 
 _METRICS_PORT = 8002
@@ -59,7 +59,7 @@ def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
     with contextlib.closing(_listen(options.address, options.port)) as listener:
         port = listener.getsockname()[1]
         keeper = Gatekeeper(make_app(console), options.allowed_hosts, password, cookie=f"pytriton_console_{port}")
-        address = options.address.removeprefix("[").removesuffix("]")
+        address = without_brackets(options.address)
         shown = f"[{address}]" if ":" in address else address
         tell(f"http://{shown}:{port}")
         server = uvicorn.Server(make_config(keeper, _END_S))

@@ -1,7 +1,6 @@
 """The command `dynamo`, and the options of `serve`: the models of a server as workers of NVIDIA Dynamo."""
 
 import contextlib
-import ipaddress
 import os
 import sys
 from collections.abc import Collection, Iterator
@@ -13,6 +12,7 @@ import typer
 
 from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError
 from pytriton.guests import Guest
+from pytriton.guests.endpoints import is_loopback
 from pytriton.guests.options import AuthoritiesFile, Token
 
 if TYPE_CHECKING:
@@ -124,19 +124,12 @@ class DynamoGuest(Guest):
             raise PyTritonInvalidOperationError("--dynamo asks the server over gRPC, which is switched off")
         command = [sys.executable, "-m", "pytriton", "dynamo", triton.grpc_url]
         command += ["--discovery", self.dynamo_discovery, "--namespace", self.dynamo_namespace]
-        if _HOST_VARIABLE not in os.environ and _is_loopback(address):
+        if _HOST_VARIABLE not in os.environ and is_loopback(address):
             # A server for this machine alone gets a worker for this machine alone. By default, Dynamo listens at all
             # addresses.
             command = ["env", f"{_HOST_VARIABLE}={_LOOPBACK}", *command]
         with run_beside(triton, command, name="the worker of Dynamo"):
             yield
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def _check(discovery: str) -> None:

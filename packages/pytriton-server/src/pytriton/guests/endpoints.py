@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import logging
 import os
 import signal
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from pytriton.triton import Triton
 
 __all__ = [
-    "EndpointError", "bind_endpoint", "check_port", "find_address", "given_key", "is_of_another_site", "is_right_key",
-    "make_config", "read_key", "run_application", "run_endpoint_beside",
+    "EndpointError", "bind_endpoint", "check_port", "find_address", "given_key", "is_loopback", "is_of_another_site",
+    "is_right_key", "make_config", "read_key", "run_application", "run_endpoint_beside", "without_brackets",
 ]  # fmt: skip
 
 # How many connections wait at a port until the application has started, and later until it takes them.
@@ -50,10 +51,24 @@ def check_port(triton: "Triton", port: int, *, name: str, option: str) -> None:
         )
 
 
+def without_brackets(address: str) -> str:
+    """Return an address as sockets take it: one of IPv6 without the brackets that it has in a URL."""
+    return address.removeprefix("[").removesuffix("]")
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(without_brackets(address)).is_loopback
+    except ValueError:
+        return False
+
+
 def find_address(address: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     """Return family and socket address of an address or a name of this machine; one of IPv6 may be in brackets."""
-    host = address.removeprefix("[").removesuffix("]")
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(without_brackets(address), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # IPv4 first, because callers without IPv6 reach it, too.
     family, _, _, _, target = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, target

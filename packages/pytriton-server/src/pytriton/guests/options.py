@@ -13,3 +13,10 @@ Token = Annotated[
 
 AuthoritiesFile = Annotated[Path | None, typer.Option("--ca-file", help="Certificates of the authorities to trust.")]
 """Whom to trust where a server is reached by TLS."""
+
+
+def given_options(context: typer.Context) -> set[str]:
+    """Return the names of the options and arguments of a command that somebody has typed."""
+    # Compared by name, because some versions of typer have an enumeration of their own.
+    sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in context.params}
+    return {name for name, source in sources.items() if source == "COMMANDLINE"}

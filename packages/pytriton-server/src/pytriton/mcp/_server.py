@@ -308,7 +308,8 @@ class _ToolServer(Server[None]):
 def _session_of(context: Any) -> str | None:
     """Return by which session a caller is told of changes; None for callers of newer protocols, who listen for them."""
     if context.request is not None:
-        return str(context.request.headers[_SESSION_HEADER]) if _SESSION_HEADER in context.request.headers else None
+        session: str | None = context.request.headers.get(_SESSION_HEADER)
+        return session
     # The standard streams have one session.
     return None if context.session.protocol_version in MODERN_PROTOCOL_VERSIONS else ""
 

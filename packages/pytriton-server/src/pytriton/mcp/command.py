@@ -19,7 +19,7 @@ from pytriton.guests.endpoints import (
     run_application,
     run_endpoint_beside,
 )
-from pytriton.guests.options import AuthoritiesFile, Token
+from pytriton.guests.options import AuthoritiesFile, Token, given_options
 
 if TYPE_CHECKING:
     from pytriton.triton import Triton
@@ -28,13 +28,7 @@ API_KEY_VARIABLE = "PYTRITON_MCP_API_KEY"
 """The environment variable with the API key."""
 
 _NAME = "the MCP endpoint"
-_OF_PORTS = {
-    "address": "--address",
-    "port": "--port",
-    "host": "--host",
-    "api_key_file": "--api-key-file",
-    "cors_origins": "--cors",
-}
+_OF_PORTS = ("address", "port", "host", "api_key_file", "cors_origins")
 _NEEDED = ("mcp", "mcp_types", "uvicorn")
 _INSTALL = 'pip install "pytriton-server[mcp]"'
 
@@ -80,10 +74,11 @@ def mcp_command(
     from pytriton.mcp._server import PATH, ToolModels, application, serve_stdio
 
     if stdio:
-        for name, option in _OF_PORTS.items():
-            source = context.get_parameter_source(name)
-            if source is not None and source.name != "DEFAULT":
-                raise typer.BadParameter(f"{option} is for callers over HTTP, and --stdio answers one without a port")
+        given = given_options(context)
+        for each in context.command.params:
+            if each.name in _OF_PORTS and each.name in given:
+                told = f"{each.opts[0]} is for callers over HTTP, and --stdio answers one without a port"
+                raise typer.BadParameter(told)
     try:
         tls = None if ca_file is None else TlsSettings(ca_file=ca_file)
         # An agent that starts this is of the same user as a server which has left its token for that user.

@@ -331,7 +331,7 @@ class OutputChecker:
         advice = (
             "pad them to one shape, such as by numpy.pad, and stack them"
             if len(shapes) > 1
-            else ("numpy.stack makes one array of them")
+            else "numpy.stack makes one array of them"
         )
         raise self._error(
             f"it is an array of {kind}; {advice}",
